@@ -1,0 +1,59 @@
+# Needs Python >= 3.11 and make; every target makes its own environment first.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_INSTALL := -m pip install -qq --disable-pip-version-check
+INSTALLED := .venv/.installed
+TORCH_INSTALLED := .venv-torch/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test slow lint format bench wheel clean
+
+help: ## show the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+demo: $(INSTALLED) ## train several methods on the embedded digits and print one table
+	$(BIN)/priory compare local fedavg fedprox fedrep ditto pooled \
+		--data digits --partition dirichlet:0.3 --clients 20 --rounds 50 --out runs/demo
+
+test: $(INSTALLED) ## run the fast tests on two workers
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow"
+
+slow: $(INSTALLED) ## run the tests that take minutes
+	$(BIN)/python -m pytest -q -n 2 -m slow
+
+lint: $(INSTALLED) ## check formatting, rules and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## rewrite the sources in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED) $(TORCH_INSTALLED) ## measure against plain PyTorch loops and print the ratios
+	$(BIN)/python bench/run.py --torch .venv-torch/bin/python
+
+wheel: $(INSTALLED) ## build the wheel and the source archive into dist/
+	$(BIN)/python -m build --outdir dist .
+
+clean: ## remove what the targets above produced, environments included
+	rm -rf .venv .venv-torch build dist runs bench/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find priory tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps are newer than what they were installed from, so nothing is installed twice.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "$(PYTHON) is missing or older than 3.11; set PYTHON=/path/to/python3.11 or newer."; exit 1; }
+	@test -x $(BIN)/python || { echo "making .venv"; $(PYTHON) -m venv .venv; }
+	@echo "installing priory and its development tools"
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
+
+# The other side of the benchmark lives apart, so that neither library's threads or versions touch the other.
+$(TORCH_INSTALLED): Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "$(PYTHON) is missing or older than 3.11; set PYTHON=/path/to/python3.11 or newer."; exit 1; }
+	@test -x .venv-torch/bin/python || { echo "making .venv-torch"; $(PYTHON) -m venv .venv-torch; }
+	@echo "installing torch==2.13.0"
+	@.venv-torch/bin/python $(PIP_INSTALL) torch==2.13.0 numpy
+	@touch $@
