@@ -1,0 +1,1 @@
+"""Pytrees, keys and errors; knows no probability and no federation."""

@@ -1,0 +1,107 @@
+"""Arithmetic on pytrees: the few vector-space operations that the methods need, and the split by path."""
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+Tree = TypeVar("Tree")
+PyTree = Any
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    """The sum a + b."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """The difference a − b."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def scale(factor: Array | float, a: Tree) -> Tree:
+    """The multiple factor · a."""
+    return jax.tree.map(lambda leaf: factor * leaf, a)
+
+
+def axpy(factor: Array | float, a: Tree, b: Tree) -> Tree:
+    """The combination factor · a + b."""
+    return jax.tree.map(lambda x, y: factor * x + y, a, b)
+
+
+def dot(a: PyTree, b: PyTree) -> Array:
+    """The inner product of two trees, summed over all leaves."""
+    return reduce(jnp.add, jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.float32(0))
+
+
+def norm_squared(a: PyTree) -> Array:
+    """‖a‖² over all leaves."""
+    return dot(a, a)
+
+
+def norm(a: PyTree) -> Array:
+    """‖a‖ over all leaves; its gradient at zero is zero rather than NaN."""
+    squared = norm_squared(a)
+    positive = squared > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, squared, 1.0)), 0.0)
+
+
+def select(condition: Array, a: Tree, b: Tree) -> Tree:
+    """The tree a where a scalar condition holds, else b."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
+
+
+def all_finite(a: PyTree) -> Array:
+    """Whether every number of every floating leaf is finite."""
+    floats = [leaf for leaf in jax.tree.leaves(a) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
+    return reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in floats], jnp.bool_(True))
+
+
+def num_bytes(a: PyTree) -> int:
+    """The bytes that the leaves of a tree (arrays or shapes) take on the wire."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(a))
+
+
+def weighted_sum(stacked: Tree, weight: Array) -> Tree:
+    """Σ_k weight_k · leaf_k over the leading axis; a member of weight 0 adds nothing, whatever it holds."""
+
+    def one(leaf: Array) -> Array:
+        by_member = weight.reshape((-1,) + (1,) * (leaf.ndim - 1))
+        return jnp.sum(jnp.where(by_member > 0, by_member * leaf, 0), axis=0)  # 0 · NaN is NaN: `where` first
+
+    return jax.tree.map(one, stacked)
+
+
+def weighted_mean(stacked: Tree, weight: Array, otherwise: Tree) -> Tree:
+    """Σ_k w_k leaf_k / Σ_k w_k over the leading axis, or `otherwise` when all weights are 0."""
+    total = jnp.sum(weight)
+    share = weight / jnp.where(total > 0, total, 1.0)
+    return select(total > 0, weighted_sum(stacked, share), otherwise)
+
+
+def partition(tree: PyTree, is_first: Callable[[str], bool]) -> tuple[PyTree, PyTree]:
+    """Two trees that share out the leaves by their "/"-joined path; `None` stands where the other has the leaf.
+
+    >>> partition({"body": 1, "head": 2}, lambda path: path.startswith("head"))
+    ({'body': None, 'head': 2}, {'body': 1, 'head': None})
+    """
+
+    def keep(wanted: bool) -> PyTree:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: leaf if is_first(path_of(path)) == wanted else None, tree
+        )
+
+    return keep(True), keep(False)
+
+
+def merge(first: PyTree, second: PyTree) -> PyTree:
+    """The tree that `partition` took apart."""
+    return jax.tree.map(lambda a, b: b if a is None else a, first, second, is_leaf=lambda leaf: leaf is None)
+
+
+def path_of(path: Any) -> str:
+    """A key path as text: `Dense_0/kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,0 +1,29 @@
+"""Settings of the whole suite: strict JAX, two CPU devices, compiled code kept between runs."""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Set on import, since JAX reads the device count once, at its first use.
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_debug_key_reuse", True)
+jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "xla"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The directory of real data files; the test is skipped where there is none."""
+    named = os.environ.get("PRIORY_DATA")
+    if not named:
+        pytest.skip("PRIORY_DATA is not set, so there are no data files to read")
+    if not Path(named).is_dir():
+        pytest.skip(f"PRIORY_DATA={named} is not a directory")
+    return Path(named)

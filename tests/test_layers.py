@@ -1,0 +1,164 @@
+"""The arrows of the architecture: a module imports only from layers to its left."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "priory"
+
+RANKS = {
+    **dict.fromkeys(["core"], 0),
+    **dict.fromkeys(["bayes", "models"], 1),
+    **dict.fromkeys(["fed"], 2),
+    **dict.fromkeys(["data", "metrics"], 3),
+    **dict.fromkeys(["methods"], 4),
+    **dict.fromkeys(["store", "evaluate"], 5),
+    **dict.fromkeys(["engine", "tune", "deploy"], 6),
+    **dict.fromkeys(["report"], 7),
+    "": 8,  # priory/__init__.py, which gathers the public names
+    **dict.fromkeys(["cli"], 9),
+}
+SIDEWAYS = {("tune", "engine")}  # the only arrows allowed between layers of one rank
+
+
+def broken_arrows(package: Path) -> list[str]:
+    """Every import in the package that the layers forbid, one sentence each."""
+    return [fault for path in sorted(package.rglob("*.py")) for fault in faults(package, path)]
+
+
+def faults(package: Path, path: Path) -> Iterator[str]:
+    place = path.relative_to(package)
+    source = layer(module_name(package, path))
+    if source is None:
+        yield f"{place} belongs to no layer; give it a rank"
+        return
+    for name in imports(package, path):
+        top = name.split(".")[0]
+        if top == "flwr" and source != "deploy":
+            yield f"{place} imports {name}, which only deploy may"
+        elif top == package.name and not allowed(source, layer(name) or ""):
+            yield f"{place} imports {name}, which is not to its left"
+        elif name.startswith(f"{package.name}.methods") and is_another_method(place, name):
+            yield f"{place} imports {name}, and no method may import another"
+
+
+def allowed(source: str, target: str) -> bool:
+    return source == target or RANKS[target] < RANKS[source] or (source, target) in SIDEWAYS
+
+
+def is_another_method(place: Path, name: str) -> bool:
+    is_method = place.parts[0] == "methods" and place.name != "__init__.py"
+    return is_method and name.split(".")[2:3] != [place.stem]
+
+
+def layer(name: str) -> str | None:
+    """The layer of a dotted name: its second word, "" for the package itself, None for what has no rank."""
+    second = name.split(".")[1] if "." in name else ""
+    return second if second in RANKS else None
+
+
+def module_name(package: Path, path: Path) -> str:
+    parts = [package.name, *path.relative_to(package).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(package: Path, path: Path) -> Iterator[str]:
+    """Absolute dotted names of all imports in a file, those inside functions included."""
+    inside = module_name(package, path).split(".")
+    folder = inside if path.name == "__init__.py" else inside[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = folder[: len(folder) - node.level + 1] if node.level else []
+            base = ".".join([*start, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def run_python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_no_arrow_points_back():
+    assert broken_arrows(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("core/trees.py", "from priory.fed import shard"),
+        ("core/trees.py", "from ..fed import shard"),
+        ("core/trees.py", "def f():\n    import priory.fed.shard"),
+        ("bayes/gaussian.py", "from priory.models import nets"),
+        ("models/nets.py", "import priory.bayes.gaussian"),
+        ("data/load.py", "from priory import metrics"),
+        ("evaluate.py", "from priory.store import Store"),
+        ("engine.py", "from priory.tune import tune"),
+        ("engine.py", "from priory.deploy import flower"),
+        ("tune.py", "from priory.deploy import flower"),
+        ("engine.py", "from priory import simulate"),
+        ("engine.py", "import priory"),
+        ("__init__.py", "from priory.cli import main"),
+        ("methods/fedprox.py", "from priory.methods.fedavg import FedAvg"),
+        ("methods/fedprox.py", "from priory.methods import FedAvg"),
+        ("methods/fedprox.py", "from .fedavg import FedAvg"),
+        ("methods/fedprox.py", "from . import fedavg"),
+        ("engine.py", "import flwr"),
+        ("engine.py", "from flwr.app import Message"),
+        ("extras/new.py", "import math"),
+    ],
+)
+def test_a_forbidden_import_is_caught(tmp_path, file, line):
+    assert len(broken_arrows(a_package(tmp_path, file, line))) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("fed/shard.py", "from priory.core.struct import struct"),
+        ("fed/shard.py", "from .method import Task"),
+        ("tune.py", "from priory.engine import simulate"),
+        ("cli.py", "import priory"),
+        ("__init__.py", "from priory import data\nfrom priory.engine import simulate"),
+        ("methods/__init__.py", "from priory.methods.fedavg import FedAvg"),
+        ("methods/fedprox.py", "from priory.fed.method import Task"),
+        ("deploy/flower.py", "from flwr.app import Message"),
+        ("engine.py", "import flwrlike"),
+    ],
+)
+def test_a_legal_import_passes(tmp_path, file, line):
+    assert broken_arrows(a_package(tmp_path, file, line)) == []
+
+
+def a_package(tmp_path: Path, file: str, line: str) -> Path:
+    path = tmp_path / "priory" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(line + "\n")
+    return tmp_path / "priory"
+
+
+def test_importing_priory_changes_no_jax_setting():
+    code = """
+import os, jax
+settings, environment = dict(jax.config.values), dict(os.environ)
+import priory
+print([name for name, value in settings.items() if jax.config.values[name] != value], environment == dict(os.environ))
+"""
+    assert run_python(code) == "[] True"
+
+
+def test_importing_priory_leaves_the_devices_open():
+    code = "import jax, priory; jax.config.update('jax_num_cpu_devices', 3); print(jax.device_count('cpu'))"
+    assert run_python(code) == "3"
+
+
+def test_importing_priory_imports_no_library_that_only_some_runs_need():
+    code = "import sys, priory; print({'pandas', 'sklearn', 'flwr', 'datasets'} & set(sys.modules))"
+    assert run_python(code) == "set()"
