@@ -1,0 +1,308 @@
+"""Scores of a predictive distribution, kept as sums.
+
+A `Tally` holds sums over examples, so tallies add up over batches inside a compiled loop and over clients outside it;
+division happens once, on the host, in `summarise`. Every sum is taken after a `where`: a masked row may hold NaN.
+
+Accuracy     share of examples whose most probable class is the label
+NLL          mean of −log p(y | x), nats
+Brier        mean of Σ_c (p_c − 1[y = c])², between 0 and 2 (summed over classes, not halved)
+ECE, MCE     mean and largest gap |confidence − accuracy| over 15 bins of confidence, (i−1)/15 < p ≤ i/15, p = 0 in the
+             first; the mean weighs a bin by its examples, and an empty bin is left out of both
+Coverage     share of examples inside the central 90 % predictive interval
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.scipy.stats import norm
+
+from priory.core.struct import struct
+
+__all__ = [
+    "NUM_BINS",
+    "RegressionScores",
+    "RegressionTally",
+    "Scores",
+    "Spread",
+    "Tally",
+    "add",
+    "confidence_bin",
+    "mixture_log_probs",
+    "summarise",
+    "tally_classification",
+    "tally_regression",
+    "zero",
+]
+
+NUM_BINS = 15
+
+
+@struct
+class Tally:
+    """Sums over the examples of a classification task.
+
+    Attributes:
+        count: Examples.
+        correct: Examples whose most probable class is the label.
+        nll: Σ −log p(y | x).
+        brier: Σ Σ_c (p_c − 1[y = c])².
+        bins: (15, 3); per bin of confidence the examples, the sum of confidences, the correct ones.
+    """
+
+    count: Array
+    correct: Array
+    nll: Array
+    brier: Array
+    bins: Array
+
+
+@struct
+class RegressionTally:
+    """Sums over the examples of a regression task.
+
+    Attributes:
+        count: Examples.
+        squared_error: Σ (y − predictive mean)².
+        nll: Σ −log p(y | x).
+        covered: Examples inside the central 90 % predictive interval.
+    """
+
+    count: Array
+    squared_error: Array
+    nll: Array
+    covered: Array
+
+
+T = TypeVar("T", Tally, RegressionTally)
+
+
+def zero(kind: type[T]) -> T:
+    """The tally of no example, where a loop over batches starts."""
+    shapes = {"bins": (NUM_BINS, 3)}
+    return kind(**{entry.name: jnp.zeros(shapes.get(entry.name, ())) for entry in fields(kind)})
+
+
+def add(a: T, b: T) -> T:
+    """The tally of the examples of both."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def mixture_log_probs(logits: Array, log_weights: Array) -> Array:
+    """Log-probabilities (batch, classes) of the mixture log Σ_s w_s softmax(logits_s): probabilities are averaged.
+
+    Args:
+        logits: (samples, batch, classes).
+        log_weights: (samples, batch); each column log-sums to 0.
+    """
+    return jax.nn.logsumexp(jax.nn.log_softmax(logits, axis=-1) + log_weights[..., None], axis=0)
+
+
+def tally_classification(log_probs: Array, y: Array, mask: Array) -> Tally:
+    """The tally of the rows under the mask.
+
+    Args:
+        log_probs: (batch, classes), log-probabilities of the predictive mixture.
+        y: (batch,), labels from 0.
+        mask: (batch,), which rows are examples.
+    """
+    mask = mask.astype(bool)
+    probs = jnp.exp(log_probs)
+    # argmax picks the first NaN, which must not pass for a prediction.
+    right = (jnp.argmax(log_probs, axis=-1) == y) & ~jnp.isnan(log_probs).any(axis=-1)
+    truth = jax.nn.one_hot(y, log_probs.shape[-1])
+    kept = _sum_under(mask)
+    confidence = jnp.max(probs, axis=-1)
+    per_bin = jnp.stack([jnp.ones_like(confidence), confidence, right.astype(confidence.dtype)], axis=-1)
+    return Tally(
+        count=kept(jnp.ones_like(confidence)),
+        correct=kept(right.astype(confidence.dtype)),
+        nll=kept(-jnp.take_along_axis(log_probs, y[:, None], axis=-1)[:, 0]),
+        brier=kept(jnp.sum((probs - truth) ** 2, axis=-1)),
+        bins=jax.ops.segment_sum(jnp.where(mask[:, None], per_bin, 0.0), confidence_bin(confidence), NUM_BINS),
+    )
+
+
+def confidence_bin(confidence: Array) -> Array:
+    """Which of the 15 right-closed bins each confidence (batch,) falls in, from 0; NaN falls in the first."""
+    # Counting the edges below p is exact at an edge, where ceil(15 p) may round over it.
+    edges = jnp.arange(1, NUM_BINS) / NUM_BINS
+    return jnp.sum(confidence[:, None] > edges[None, :], axis=-1)
+
+
+def tally_regression(mean: Array, sd: Array, log_weights: Array, y: Array, mask: Array) -> RegressionTally:
+    """The tally of the rows under the mask, for the mixture p(y) = Σ_s w_s N(y; mean_s, sd_s²).
+
+    A row is covered when 0.05 ≤ F(y) ≤ 0.95 with F the mixture's distribution function: the same as y lying between
+    its 5 % and 95 % quantiles, without finding them.
+
+    Args:
+        mean: (samples, batch).
+        sd: (samples, batch), positive.
+        log_weights: (samples, batch); each column log-sums to 0.
+        y: (batch,), targets.
+        mask: (batch,), which rows are examples.
+    """
+    mask = mask.astype(bool)
+    weights = jnp.exp(log_weights)
+    cdf = jnp.sum(weights * norm.cdf(y[None], mean, sd), axis=0)
+    kept = _sum_under(mask)
+    return RegressionTally(
+        count=kept(jnp.ones_like(cdf)),
+        squared_error=kept((y - jnp.sum(weights * mean, axis=0)) ** 2),
+        nll=kept(-jax.nn.logsumexp(log_weights + norm.logpdf(y[None], mean, sd), axis=0)),
+        covered=kept(((cdf >= 0.05) & (cdf <= 0.95)).astype(cdf.dtype)),
+    )
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a score differs between the clients that have test examples, each client counting once.
+
+    Attributes:
+        mean: Mean over clients.
+        worst: The worst client: the lowest accuracy, the largest RMSE.
+        p10: The 10 % worst clients do no better than this: the 10th percentile of accuracy, the 90th of RMSE.
+    """
+
+    mean: float
+    worst: float
+    p10: float
+
+    def to_json(self) -> dict[str, float | None]:
+        """The three numbers by name; what is not finite becomes None."""
+        return {"mean": _finite(self.mean), "worst": _finite(self.worst), "p10": _finite(self.p10)}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of a classification task, pooled over all examples; `clients` spreads the accuracy over clients.
+
+    Attributes:
+        per_client: `accuracy`, `nll`, `brier` and `count`, each (clients,); NaN for a client without test examples.
+    """
+
+    accuracy: float
+    nll: float
+    ece: float
+    mce: float
+    brier: float
+    clients: Spread
+    per_client: dict[str, np.ndarray] = field(repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The pooled scores and the spread as plain numbers; what is not finite becomes None."""
+        pooled = {"accuracy": self.accuracy, "nll": self.nll, "ece": self.ece, "mce": self.mce, "brier": self.brier}
+        return {name: _finite(value) for name, value in pooled.items()} | {"clients": self.clients.to_json()}
+
+
+@dataclass(frozen=True)
+class RegressionScores:
+    """Scores of a regression task, pooled over all examples; `clients` spreads the RMSE over clients.
+
+    Attributes:
+        per_client: `rmse`, `nll`, `coverage_90` and `count`, each (clients,); NaN for a client without test examples.
+    """
+
+    rmse: float
+    nll: float
+    coverage_90: float
+    clients: Spread
+    per_client: dict[str, np.ndarray] = field(repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The pooled scores and the spread as plain numbers; what is not finite becomes None."""
+        pooled = {"rmse": self.rmse, "nll": self.nll, "coverage_90": self.coverage_90}
+        return {name: _finite(value) for name, value in pooled.items()} | {"clients": self.clients.to_json()}
+
+
+@overload
+def summarise(tallies: Tally) -> Scores | None: ...
+@overload
+def summarise(tallies: RegressionTally) -> RegressionScores | None: ...
+def summarise(tallies: Tally | RegressionTally) -> Scores | RegressionScores | None:
+    """The scores of a stack of tallies, one per client on axis 0; None when no client has a test example."""
+    # Double precision: single sums stop counting at 2²⁴ examples.
+    host = jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), tallies)
+    if host.count.sum() == 0:
+        return None
+    return _classification(host) if isinstance(host, Tally) else _regression(host)
+
+
+def _classification(tallies: Any) -> Scores:
+    num = tallies.count.sum()
+    per_client = {
+        "accuracy": _ratio(tallies.correct, tallies.count),
+        "nll": _ratio(tallies.nll, tallies.count),
+        "brier": _ratio(tallies.brier, tallies.count),
+        "count": tallies.count,
+    }
+    bins = tallies.bins.sum(axis=0)
+    gaps = np.abs(bins[:, 1] - bins[:, 2])  # n_b |confidence_b − accuracy_b|
+    filled = bins[:, 0] > 0
+    return Scores(
+        accuracy=float(tallies.correct.sum() / num),
+        nll=float(tallies.nll.sum() / num),
+        ece=float(gaps.sum() / num),
+        mce=float((gaps[filled] / bins[filled, 0]).max()),
+        brier=float(tallies.brier.sum() / num),
+        clients=_spread(per_client["accuracy"][tallies.count > 0], higher_is_better=True),
+        per_client=per_client,
+    )
+
+
+def _regression(tallies: Any) -> RegressionScores:
+    num = tallies.count.sum()
+    per_client = {
+        "rmse": np.sqrt(_ratio(tallies.squared_error, tallies.count)),
+        "nll": _ratio(tallies.nll, tallies.count),
+        "coverage_90": _ratio(tallies.covered, tallies.count),
+        "count": tallies.count,
+    }
+    return RegressionScores(
+        rmse=float(np.sqrt(tallies.squared_error.sum() / num)),
+        nll=float(tallies.nll.sum() / num),
+        coverage_90=float(tallies.covered.sum() / num),
+        clients=_spread(per_client["rmse"][tallies.count > 0], higher_is_better=False),
+        per_client=per_client,
+    )
+
+
+def _spread(values: np.ndarray, *, higher_is_better: bool) -> Spread:
+    with np.errstate(invalid="ignore"):  # interpolating between two infinities gives NaN, which is the answer
+        if higher_is_better:
+            worst, p10 = values.min(), np.percentile(values, 10)
+        else:
+            worst, p10 = values.max(), np.percentile(values, 90)
+    return Spread(mean=float(values.mean()), worst=float(worst), p10=float(p10))
+
+
+def _sum_under(mask: Array) -> Callable[[Array], Array]:
+    return lambda values: jnp.sum(jnp.where(mask, values, 0.0))
+
+
+def _ratio(sums: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """The quotient (clients,), NaN for a client without examples."""
+    return np.divide(sums, count, out=np.full_like(sums, np.nan), where=count > 0)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def from_json(pooled: dict[str, Any], per_client: dict[str, list[float | None]]) -> Scores | RegressionScores:
+    """The scores that `to_json` wrote; null becomes NaN again."""
+
+    def number(value: float | None) -> float:
+        return math.nan if value is None else value
+
+    clients = Spread(**{name: number(value) for name, value in pooled["clients"].items()})
+    columns = {name: np.array([number(v) for v in vs]) for name, vs in per_client.items() if name != "client"}
+    rest = {name: number(value) for name, value in pooled.items() if name != "clients"}
+    kind = Scores if "accuracy" in pooled else RegressionScores
+    return kind(**rest, clients=clients, per_client=columns)

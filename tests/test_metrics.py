@@ -1,0 +1,268 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy import stats
+from sklearn.metrics import brier_score_loss, log_loss
+
+from priory import metrics
+from priory.metrics import RegressionTally, Tally
+
+tally_classification = jax.jit(metrics.tally_classification)
+tally_regression = jax.jit(metrics.tally_regression)
+
+
+def stack(*tallies):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *tallies)
+
+
+def everyone(num):
+    return jnp.ones(num, dtype=bool)
+
+
+def constant_confidence(confidence, num, num_correct):
+    log_probs = jnp.log(jnp.tile(jnp.array([[confidence, 1 - confidence]]), (num, 1)))
+    return tally_classification(log_probs, (jnp.arange(num) >= num_correct).astype(int), everyone(num))
+
+
+def random_predictions(num=64, classes=4, seed=0):
+    rng = np.random.default_rng(seed)
+    log_probs = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(num, classes)), jnp.float32))
+    return log_probs, jnp.asarray(rng.integers(0, classes, num))
+
+
+def random_mixture(num=64, samples=3, seed=0):
+    rng = np.random.default_rng(seed)
+    mean = jnp.asarray(rng.normal(size=(samples, num)), jnp.float32)
+    sd = jnp.asarray(rng.uniform(0.5, 2.0, size=(samples, num)), jnp.float32)
+    log_weights = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(samples, num)), jnp.float32), axis=0)
+    return mean, sd, log_weights, jnp.asarray(2 * rng.normal(size=num), jnp.float32)
+
+
+def regression_of(squared_errors):
+    return RegressionTally(
+        count=jnp.ones(len(squared_errors)),
+        squared_error=jnp.asarray(squared_errors, jnp.float32),
+        nll=jnp.ones(len(squared_errors)),
+        covered=jnp.ones(len(squared_errors)),
+    )
+
+
+def classification_of(correct, count):
+    """Clients with these numbers of correct answers, and nothing else of interest."""
+    count = jnp.asarray(count, jnp.float32)
+    bins = jnp.zeros((len(count), metrics.NUM_BINS, 3)).at[:, 0, 0].set(count)
+    return Tally(count, jnp.asarray(correct, jnp.float32), count, count, bins)
+
+
+def test_constant_confidence_08_with_accuracy_06_has_calibration_errors_of_02():
+    scores = metrics.summarise(stack(constant_confidence(0.8, num=10, num_correct=6)))
+    assert_allclose([scores.ece, scores.mce, scores.accuracy], [0.2, 0.2, 0.6], atol=1e-6)
+
+
+def test_calibration_error_weighs_bins_by_their_examples_and_the_maximum_does_not():
+    scores = metrics.summarise(stack(constant_confidence(0.9, 30, 27), constant_confidence(0.7, 10, 3)))
+    assert_allclose([scores.ece, scores.mce], [0.25 * 0.4, 0.4], atol=1e-6)
+
+
+def test_calibration_error_is_taken_on_the_pooled_examples():
+    # One client is over-confident by 0.2, the other under-confident by as much: together they are calibrated.
+    scores = metrics.summarise(stack(constant_confidence(0.7, 10, 5), constant_confidence(0.7, 10, 9)))
+    assert_allclose(scores.ece, 0.0, atol=1e-6)
+
+
+def test_labels_drawn_from_the_predictive_are_calibrated_up_to_sampling_noise():
+    num = 20_000
+    key_logits, key_label = jax.random.split(jax.random.key(0))
+    log_probs = jax.nn.log_softmax(jax.random.normal(key_logits, (num, 5)))
+    y = jax.random.categorical(key_label, log_probs)
+    tally = tally_classification(log_probs, y, everyone(num))
+    # A bin adds |N(0, Σ p(1−p))| / n to the ECE; their standard deviations sum to at most √(15 n / 4) / n.
+    noise = np.sqrt(metrics.NUM_BINS / (4 * num))
+    scores = metrics.summarise(stack(tally))
+    assert 0 < scores.ece < 2 * noise
+    assert abs(scores.accuracy - float(jnp.exp(log_probs).max(axis=-1).mean())) < 3 * np.sqrt(0.25 / num)
+
+
+def test_bins_are_closed_on_the_right():
+    edges = (jnp.arange(1, metrics.NUM_BINS + 1) / metrics.NUM_BINS).astype(jnp.float32)
+    assert metrics.confidence_bin(edges).tolist() == list(range(15))
+    above = jnp.nextafter(edges[:-1], jnp.ones(14))
+    assert metrics.confidence_bin(above).tolist() == list(range(1, 15))
+
+
+def test_confidence_zero_falls_in_the_first_bin():
+    assert metrics.confidence_bin(jnp.zeros(1)).tolist() == [0]
+
+
+def test_a_certain_and_right_prediction_scores_perfectly():
+    log_probs = jnp.log(jnp.eye(3))
+    scores = metrics.summarise(stack(tally_classification(log_probs, jnp.arange(3), everyone(3))))
+    assert (scores.accuracy, scores.nll, scores.ece, scores.mce, scores.brier) == (1, 0, 0, 0, 0)
+
+
+def test_a_certain_and_wrong_prediction_has_brier_two_and_no_finite_nll():
+    log_probs = jnp.log(jnp.eye(2))
+    scores = metrics.summarise(stack(tally_classification(log_probs, jnp.array([1, 0]), everyone(2))))
+    assert scores.brier == 2
+    assert scores.to_json()["nll"] is None
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 200.0])
+def test_two_components_that_contradict_each_other_give_one_half(size):
+    logits = size * jnp.array([[[1.0, -1.0]], [[-1.0, 1.0]]])
+    log_probs = metrics.mixture_log_probs(logits, jnp.full((2, 1), jnp.log(0.5)))
+    assert_allclose(jnp.exp(log_probs), [[0.5, 0.5]], rtol=1e-6)
+
+
+def test_a_component_of_weight_zero_has_no_say():
+    logits = jnp.array([[[2.0, 0.0]], [[-5.0, 5.0]]])
+    log_probs = metrics.mixture_log_probs(logits, jnp.array([[0.0], [-jnp.inf]]))
+    assert_allclose(log_probs, jax.nn.log_softmax(logits[0]), rtol=1e-6)
+
+
+def test_nll_brier_and_accuracy_agree_with_scikit_learn():
+    log_probs, y = random_predictions()
+    scores = metrics.summarise(stack(tally_classification(log_probs, y, everyone(64))))
+    probs = np.exp(np.asarray(log_probs, np.float64))
+    probs /= probs.sum(axis=1, keepdims=True)
+    assert_allclose(scores.nll, log_loss(y, probs, labels=range(4)), rtol=1e-5)
+    assert_allclose(scores.brier, brier_score_loss(y, probs, labels=range(4), scale_by_half=False), rtol=1e-5)
+    assert scores.accuracy == np.mean(probs.argmax(axis=1) == np.asarray(y))
+
+
+def test_classification_tallies_add_over_batches():
+    log_probs, y = random_predictions()
+    total = metrics.zero(Tally)
+    for rows in (slice(0, 10), slice(10, 64)):
+        part = tally_classification(log_probs[rows], y[rows], everyone(len(y[rows])))
+        total = metrics.add(total, part)
+    whole = tally_classification(log_probs, y, everyone(64))
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5), total, whole)
+
+
+def test_regression_tallies_add_over_batches():
+    mean, sd, log_weights, y = random_mixture()
+    total = metrics.zero(RegressionTally)
+    for rows in (slice(0, 10), slice(10, 64)):
+        part = (mean[:, rows], sd[:, rows], log_weights[:, rows], y[rows])
+        total = metrics.add(total, tally_regression(*part, everyone(len(y[rows]))))
+    whole = tally_regression(mean, sd, log_weights, y, everyone(64))
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5), total, whole)
+
+
+@pytest.mark.parametrize("label", [0, -1, 99])
+def test_a_masked_row_changes_no_classification_tally_even_if_nan(label):
+    log_probs, y = random_predictions(num=8)
+    padded = jnp.concatenate([log_probs, jnp.full((2, 4), jnp.nan)])
+    mask = jnp.arange(10) < 8
+    with_padding = tally_classification(padded, jnp.append(y, jnp.full(2, label)), mask)
+    jax.tree.map(assert_allclose, with_padding, tally_classification(log_probs, y, everyone(8)))
+
+
+def test_a_masked_row_changes_no_regression_tally_even_if_nan():
+    rows = random_mixture(num=8)
+    padded = [jnp.concatenate([a, jnp.full((*a.shape[:-1], 2), jnp.nan)], axis=-1) for a in rows]
+    with_padding = tally_regression(*padded, jnp.arange(10) < 8)
+    expected = tally_regression(*rows, everyone(8))
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-6), with_padding, expected)
+
+
+def test_a_nan_prediction_is_wrong_whatever_the_label():
+    y = jnp.arange(3)
+    tally = tally_classification(jnp.full((3, 3), jnp.nan), y, everyone(3))
+    assert (float(tally.correct), float(tally.count)) == (0, 3)
+
+
+def test_nan_predictions_become_null_in_json():
+    tally = tally_classification(jnp.full((3, 3), jnp.nan), jnp.arange(3), everyone(3))
+    scores = metrics.summarise(stack(tally)).to_json()
+    assert (scores["accuracy"], scores["nll"], scores["ece"], scores["mce"], scores["brier"]) == (
+        0,
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+def test_regression_nll_and_coverage_agree_with_scipy():
+    mean, sd, log_weights, y = random_mixture(num=256)
+    tally = tally_regression(mean, sd, log_weights, y, everyone(256))
+    weights = np.exp(np.asarray(log_weights, np.float64))
+    density = (weights * stats.norm.pdf(y, mean, sd)).sum(axis=0)
+    cdf = (weights * stats.norm.cdf(y, mean, sd)).sum(axis=0)
+    inside = (cdf >= 0.05) & (cdf <= 0.95)
+    assert 0 < inside.sum() < 256
+    assert_allclose(tally.nll, -np.log(density).sum(), rtol=1e-5)
+    assert float(tally.covered) == inside.sum()
+
+
+def test_the_point_prediction_is_the_mean_of_the_mixture():
+    mean, weights = jnp.array([[1.0], [4.0]]), jnp.array([[0.25], [0.75]])
+    tally = tally_regression(mean, jnp.ones((2, 1)), jnp.log(weights), jnp.array([0.0]), everyone(1))
+    assert_allclose(tally.squared_error, (0.25 * 1 + 0.75 * 4) ** 2, rtol=1e-6)
+
+
+def test_a_correct_gaussian_covers_90_per_cent():
+    num = 10_000
+    y = 2.0 + 3.0 * jax.random.normal(jax.random.key(0), (num,))
+    tally = tally_regression(jnp.full((1, num), 2.0), jnp.full((1, num), 3.0), jnp.zeros((1, num)), y, everyone(num))
+    scores = metrics.summarise(stack(tally))
+    assert abs(scores.coverage_90 - 0.9) < 3 * np.sqrt(0.9 * 0.1 / num)  # three standard errors
+    assert abs(scores.rmse - 3.0) < 3 * 3.0 / np.sqrt(2 * num)
+
+
+def test_pooled_scores_count_examples_and_the_spread_counts_clients():
+    scores = metrics.summarise(classification_of(correct=[90, 0], count=[90, 10]))
+    assert scores.accuracy == 0.9
+    assert (scores.clients.mean, scores.clients.worst) == (0.5, 0.0)
+
+
+def test_worst_and_p10_are_the_low_end_of_accuracy():
+    scores = metrics.summarise(classification_of(correct=np.arange(11), count=np.full(11, 10)))
+    assert_allclose([scores.clients.mean, scores.clients.worst, scores.clients.p10], [0.5, 0.0, 0.1])
+
+
+def test_worst_and_p10_are_the_high_end_of_rmse():
+    scores = metrics.summarise(regression_of(np.arange(11.0) ** 2))
+    assert_allclose([scores.clients.mean, scores.clients.worst, scores.clients.p10], [5.0, 10.0, 9.0])
+
+
+def test_a_client_without_test_examples_is_left_out_of_every_mean():
+    scores = metrics.summarise(classification_of(correct=[4, 0, 8], count=[10, 0, 10]))
+    assert_allclose([scores.accuracy, scores.clients.mean, scores.clients.worst], [0.6, 0.6, 0.4])
+    assert np.isnan(scores.per_client["accuracy"]).tolist() == [False, True, False]
+    assert scores.per_client["count"].tolist() == [10, 0, 10]
+
+
+@pytest.mark.parametrize("kind", [Tally, RegressionTally])
+def test_a_federation_without_test_examples_has_no_scores(kind):
+    assert metrics.summarise(stack(metrics.zero(kind), metrics.zero(kind))) is None
+
+
+def test_an_infinite_client_becomes_null_without_hiding_the_others():
+    scores = metrics.summarise(regression_of([1.0, np.inf]))
+    assert scores.to_json()["clients"]["worst"] is None
+    assert scores.per_client["rmse"].tolist() == [1.0, np.inf]
+
+
+def test_summaries_have_the_keys_of_a_run_summary():
+    classes = metrics.summarise(classification_of([1], [2])).to_json()
+    numbers = metrics.summarise(regression_of([1.0])).to_json()
+    assert set(classes) == {"accuracy", "nll", "ece", "mce", "brier", "clients"}
+    assert set(numbers) == {"rmse", "nll", "coverage_90", "clients"}
+    assert set(classes["clients"]) == set(numbers["clients"]) == {"mean", "worst", "p10"}
+
+
+def test_tallies_accumulate_inside_a_compiled_loop():
+    log_probs, y = random_predictions()
+
+    def body(total, rows):
+        return metrics.add(total, tally_classification(*rows, everyone(16))), None
+
+    batches = (log_probs.reshape(4, 16, 4), y.reshape(4, 16))
+    total, _ = jax.jit(lambda b: jax.lax.scan(body, metrics.zero(Tally), b))(batches)
+    whole = tally_classification(log_probs, y, everyone(64))
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5), total, whole)
