@@ -1,0 +1,174 @@
+"""Arrays in memory or in a .npz file as a `Dataset` or a `Federation`."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+
+from priory.core.errors import UsageError
+from priory.data import checks, labels
+from priory.data.dataset import Dataset, PartitionOptions
+from priory.data.federation import Federation
+from priory.data.tables import standard_errors
+
+__all__ = ["dataset", "from_arrays", "from_npz", "pixel_scaling"]
+
+SCALINGS = ("standard", "unit", "symmetric", "none")
+KEYS = ("x", "y", "client", "scale", "group", "classes")
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    client: Any,
+    *,
+    scale: Any = None,
+    group: Any = None,
+    task: str | None = None,
+    classes: Sequence[str] = (),
+    scaling: str | None = None,
+    name: str = "arrays",
+    partition: str | None = None,
+    **options: Unpack[PartitionOptions],
+) -> Federation:
+    """The federation whose clients are named row by row in `client`; `options` are those of `Dataset.partition`.
+
+    >>> from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1], ["a", "a", "b"], test=0.0)
+    <Federation arrays: 2 clients, 1 float32, 2 classes, 3 train>
+    """
+    made = dataset(x, y, client, scale=scale, group=group, task=task, classes=classes, scaling=scaling, name=name)
+    return made.partition(partition, **options)
+
+
+def dataset(
+    x: Any,
+    y: Any,
+    client: Any = None,
+    *,
+    scale: Any = None,
+    group: Any = None,
+    task: str | None = None,
+    classes: Sequence[str] = (),
+    scaling: str | None = None,
+    name: str = "arrays",
+) -> Dataset:
+    """The arrays as a data set.
+
+    Args:
+        x: (examples, ...) finite numbers; uint8 is kept and scaled in the batch, everything else becomes float32.
+        y: (examples,) labels of any kind, renumbered from 0, or real numbers.
+        client: (examples,) natural clients; without them the rows must be partitioned.
+        group: (examples,) units whose rows never fall on both sides of a split.
+        scale: (examples,) known standard errors of the targets.
+        task: 'classification' or 'regression'; by default inferred from `y`.
+        classes: Names of all classes, when `y` already counts from 0 and may not have all of them.
+        scaling: 'standard' (statistics of the training rows), 'unit' ([0, 1], uint8), 'symmetric' ([-1, 1], uint8)
+            or 'none'; by default 'unit' for uint8 and 'none' otherwise.
+    """
+    x = _examples(x)
+    for what, values in (("y", y), ("client", client), ("scale", scale), ("group", group)):
+        if values is not None and len(np.atleast_1d(np.asarray(values))) != len(x):
+            rows = len(np.atleast_1d(np.asarray(values)))
+            raise UsageError(f"{what} has {rows} rows and x has {len(x)}; give one value for each row of x.")
+    label, num_classes, names = labels.read_target(y, "y", task, tuple(classes))
+    client_codes, clients = (None, ()) if client is None else labels.codes(client, "client")
+    group_codes, groups = (None, ()) if group is None else labels.codes(group, "group")
+    shift, factor = _scaling(x, scaling)
+    return Dataset(
+        name=name,
+        x=x,
+        y=label,
+        num_classes=num_classes,
+        classes=names,
+        client=client_codes,
+        clients=clients,
+        group=group_codes,
+        groups=groups,
+        scale=None if scale is None else standard_errors(scale, "scale"),
+        pixel_max=255 if x.dtype == np.uint8 and x.ndim == 4 else None,
+        shift=shift,
+        factor=factor,
+        source={"data": name},
+    )
+
+
+def from_npz(path: str, *, task: str | None = None, scaling: str | None = None) -> Dataset:
+    """The data set in a .npz file with arrays x, y and, as wanted, client, scale, group, classes."""
+    try:
+        with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files if key in KEYS}
+            found = file.files
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist; give the path of a .npz file.") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UsageError(
+            f"{path} cannot be read ({reason}); write it with numpy.savez(path, x=x, y=y, client=client)."
+        ) from None
+    for key in ("x", "y"):
+        if key not in arrays:
+            raise UsageError(
+                f"{path} has no array {key!r}, only {checks.listing(found)}; save it with x, y and client."
+            )
+    named = tuple(map(str, arrays.pop("classes", ())))
+    return dataset(
+        arrays.pop("x"), arrays.pop("y"), classes=named, task=task, scaling=scaling, name=Path(path).stem, **arrays
+    )
+
+
+def pixel_scaling(
+    scaling: str, pixel_max: int, mean: Sequence[float], deviation: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Shift and factor for uint8 pixels; mean and deviation are those of pixels in [0, 1], one a channel."""
+    if scaling == "standard":
+        shift, factor = pixel_max * np.array(mean), 1.0 / (pixel_max * np.array(deviation))
+    elif scaling == "unit":
+        shift, factor = np.zeros(()), np.array(1.0 / pixel_max)
+    elif scaling == "symmetric":
+        shift, factor = np.array(pixel_max / 2), np.array(2.0 / pixel_max)
+    else:
+        raise checks.unknown("scaling", str(scaling), ("standard", "unit", "symmetric"))
+    if shift.size == 1:  # one channel: plain numbers
+        shift, factor = shift.reshape(()), factor.reshape(())
+    return shift.astype(np.float32), factor.astype(np.float32)
+
+
+def _scaling(x: np.ndarray, scaling: str | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+    scaling = scaling or ("unit" if x.dtype == np.uint8 else "none")
+    if scaling not in SCALINGS:
+        raise checks.unknown("scaling", str(scaling), SCALINGS)
+    if scaling == "standard":
+        return None, None
+    if scaling == "none":
+        return np.zeros((), np.float32), np.ones((), np.float32)
+    if x.dtype != np.uint8:
+        raise UsageError(f"scaling={scaling!r} is for uint8 pixels, and x is {x.dtype}; use 'standard' or 'none'.")
+    return pixel_scaling(scaling, 255, (), ())
+
+
+def _examples(x: Any) -> np.ndarray:
+    """The examples as uint8 or finite float32, at least two-dimensional."""
+    try:
+        array = np.asarray(x)
+    except ValueError:
+        raise UsageError("x is ragged; give rows of one shape.") from None
+    if array.dtype.kind not in "biuf":
+        raise UsageError(f"x has type {array.dtype}, which is not numeric; give numbers, or a data frame for text.")
+    if not array.size:
+        raise UsageError(f"x has shape {array.shape}, which holds no numbers; give at least one example.")
+    if array.ndim < 2:
+        array = array.reshape(-1, 1)
+    if array.dtype == np.uint8:
+        return array
+    with np.errstate(over="ignore"):
+        result = array.astype(np.float32)
+    bad = ~np.isfinite(result).reshape(len(result), -1)
+    if bad.any():
+        row = int(np.flatnonzero(bad.any(axis=1))[0])
+        raise UsageError(
+            f"x is NaN or infinite in {int(bad.any(axis=1).sum())} of {len(result)} rows, first in row {row}; "
+            "mend or drop them, or give a data frame, whose gaps are filled."
+        )
+    return result

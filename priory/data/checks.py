@@ -1,0 +1,60 @@
+"""What a user typed, checked: each function returns the value or raises one sentence with value, rule and remedy."""
+
+import difflib
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from priory.core.errors import UsageError
+
+__all__ = ["fraction", "listing", "number", "unknown", "whole"]
+
+
+def unknown(kind: str, value: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that is not in a list, with the nearest names that are."""
+    known = list(known)
+    near = difflib.get_close_matches(value, known, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(map(repr, near))}? The choice is" if near else "choose one of"
+    return UsageError(f"{kind} {value!r} is not known; {hint} {listing(known, most=40)}.")
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """The value as an int that is at least `least`."""
+    try:
+        result = operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name}={value!r} is not a whole number; give {name}={least} or more.") from None
+    if result < least:
+        raise UsageError(f"{name}={result} is below {least}; give {name}={least} or more.")
+    return result
+
+
+def fraction(name: str, value: Any) -> float:
+    """The value as a float in [0, 1)."""
+    try:
+        result = float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name}={value!r} is not a number; give a fraction from 0 up to, not including, 1.") from None
+    if not 0.0 <= result < 1.0:
+        raise UsageError(f"{name}={value} lies outside [0, 1); give a fraction from 0 up to, not including, 1.")
+    return result
+
+
+def number(text: str, kind: type, *, where: str, remedy: str) -> Any:
+    """The text as a positive, finite int or float; `where` and `remedy` fill in the sentence when it is not."""
+    try:
+        result = kind(text)
+    except ValueError:
+        result = None
+    if result is None or not math.isfinite(result) or result <= 0:
+        what = "whole number" if kind is int else "number"
+        raise UsageError(f"{text!r} in {where} is not a positive {what}; {remedy}.")
+    return result
+
+
+def listing(names: Iterable[Any], most: int = 12) -> str:
+    """The names joined by commas, cut after `most` of them."""
+    names = [str(name) for name in names]
+    rest = f", ... ({len(names)} in all)" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest

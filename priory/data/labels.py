@@ -1,0 +1,100 @@
+"""Names to numbers: classes, clients and groups as codes from 0, and the kind of task that a target suggests."""
+
+from typing import Any
+
+import numpy as np
+
+from priory.core.errors import UsageError
+from priory.data import checks
+
+__all__ = ["codes", "read_target", "real_numbers", "task_of"]
+
+TASKS = ("classification", "regression")
+MOST_CLASSES = 100  # a whole-number target with more distinct values than this is taken for a quantity
+
+
+def codes(values: Any, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """int32 codes from 0 and the sorted names they stand for; missing values are refused."""
+    array = _one_dimensional(values, what)
+    missing = int(_missing(array).sum())
+    if missing:
+        raise UsageError(f"{what} is missing in {missing} of {len(array)} rows; fill them in or drop those rows.")
+    if array.dtype == object:
+        array = array.astype(str)
+    names, code = np.unique(array, return_inverse=True)
+    return code.astype(np.int32), tuple(_plain(name) for name in names.tolist())
+
+
+def read_target(
+    values: Any, what: str, task: str | None = None, classes: tuple[str, ...] = ()
+) -> tuple[np.ndarray, int | None, tuple[str, ...]]:
+    """The target as labels or real numbers, the number of classes (None for regression) and the class names.
+
+    Labels are renumbered from 0 in sorted order and keep their names, unless `classes` names them all: then they
+    must already be 0 to C - 1.
+    """
+    if task_of(values, what, task, bool(classes)) == "regression":
+        return real_numbers(values, what), None, ()
+    label, names = codes(values, what)
+    if not classes:
+        return label, len(names), names
+    raw = _one_dimensional(values, what)
+    if raw.dtype.kind not in "iub" or raw.min() < 0 or raw.max() >= len(classes):
+        raise UsageError(
+            f"{what} has the labels {checks.listing(names)}, and {len(classes)} classes are named; "
+            f"give whole numbers from 0 to {len(classes) - 1}, or name more classes."
+        )
+    return raw.astype(np.int32), len(classes), tuple(map(str, classes))
+
+
+def task_of(values: Any, what: str, task: str | None, named_classes: bool = False) -> str:
+    """'classification' or 'regression': as asked, else from the values.
+
+    Text, truth values and up to 100 distinct whole numbers are classes; everything else is a quantity.
+    """
+    if task is not None:
+        if task not in TASKS:
+            raise checks.unknown("task", str(task), TASKS)
+        return task
+    array = _one_dimensional(values, what)
+    if named_classes or array.dtype.kind not in "iuf":
+        return "classification"
+    distinct = np.unique(array)
+    few_and_whole = len(distinct) <= MOST_CLASSES and bool((np.floor(distinct) == distinct).all())
+    return "classification" if few_and_whole else "regression"
+
+
+def real_numbers(values: Any, what: str) -> np.ndarray:
+    """The values as finite float32."""
+    array = _one_dimensional(values, what)
+    try:
+        with np.errstate(over="ignore"):
+            result = array.astype(np.float32)
+    except (TypeError, ValueError):
+        raise UsageError(f"{what} is not numeric; give numbers, or task='classification' for names.") from None
+    bad = int((~np.isfinite(result)).sum())
+    if bad:
+        raise UsageError(f"{what} is NaN or infinite in {bad} of {len(result)} rows; mend or drop those rows.")
+    return result
+
+
+def _one_dimensional(values: Any, what: str) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise UsageError(f"{what} has shape {array.shape}; give one value a row.")
+    if array.dtype.kind not in "biufUSO":
+        raise UsageError(f"{what} has type {array.dtype}; give numbers or text.")
+    return array
+
+
+def _missing(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind == "f":
+        return np.isnan(array)
+    if array.dtype == object:
+        return np.array([value is None or value != value for value in array.tolist()], bool)
+    return np.zeros(len(array), bool)
+
+
+def _plain(value: Any) -> str:
+    """A name without a needless '.0'."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

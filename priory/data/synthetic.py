@@ -1,0 +1,115 @@
+"""Synthetic problems with known answers; `truth` holds what a method should find, first axis clients.
+
+    synthetic:linear     y = w_k x + noise, w_k ~ N(m, tau^2 I): hierarchical regression with a Gaussian posterior
+    synthetic:quadratic  y = theta_k + noise, theta_k ~ N(m, tau^2): its loss is a parabola in one weight
+    synthetic:clusters   Gaussian classes whose centres depend on the client's cluster
+
+Arguments follow the name: `synthetic:linear:clients=50,examples=20,dim=5,tau=1,noise=0.5,seed=0`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from priory.core.errors import UsageError
+from priory.data import checks
+from priory.data.dataset import Dataset
+
+__all__ = ["PROBLEMS", "make"]
+
+
+def make(name: str) -> Dataset:
+    """The problem that a text such as `synthetic:linear:clients=50` names."""
+    kind, _, text = name.removeprefix("synthetic").removeprefix(":").partition(":")
+    if kind not in PROBLEMS:
+        raise checks.unknown("data set", name, [f"synthetic:{problem}" for problem in PROBLEMS])
+    problem, defaults = PROBLEMS[kind]
+    arguments: dict[str, Any] = dict(defaults)
+    for item in text.split(",") if text else ():
+        key, equals, value = item.partition("=")
+        if key not in defaults or not equals:
+            known = ", ".join(f"{key}={value}" for key, value in defaults.items())
+            raise UsageError(f"{item!r} in {name!r} is not an argument; the arguments are {known}.")
+        remedy = f"write for example {key}={defaults[key]}"
+        zero_seed = key == "seed" and value == "0"
+        arguments[key] = 0 if zero_seed else checks.number(value, type(defaults[key]), where=repr(name), remedy=remedy)
+    rng = np.random.default_rng(arguments.pop("seed"))
+    return problem(rng, **arguments)
+
+
+def _linear(rng: np.random.Generator, clients: int, examples: int, dim: int, tau: float, noise: float) -> Dataset:
+    mean = rng.standard_normal(dim)
+    weights = mean + tau * rng.standard_normal((clients, dim))
+    client = np.repeat(np.arange(clients), examples)
+    x = rng.standard_normal((len(client), dim))
+    y = (x * weights[client]).sum(axis=1) + noise * rng.standard_normal(len(client))
+    return _regression("synthetic:linear", x, y, client, weights, mean, tau, noise)
+
+
+def _quadratic(rng: np.random.Generator, clients: int, examples: int, tau: float, noise: float) -> Dataset:
+    mean = rng.standard_normal(1)
+    weights = mean + tau * rng.standard_normal((clients, 1))
+    client = np.repeat(np.arange(clients), examples)
+    y = weights[client, 0] + noise * rng.standard_normal(len(client))
+    return _regression("synthetic:quadratic", np.ones((len(client), 1)), y, client, weights, mean, tau, noise)
+
+
+def _clusters(
+    rng: np.random.Generator, clients: int, examples: int, dim: int, classes: int, clusters: int, distance: float
+) -> Dataset:
+    """Centres lie at random, `distance` from the origin; every class has unit variance."""
+    centre = rng.standard_normal((clusters, classes, dim))
+    centre *= distance / np.linalg.norm(centre, axis=2, keepdims=True)
+    cluster = rng.permutation(np.arange(clients) % clusters).astype(np.int32)
+    client = np.repeat(np.arange(clients, dtype=np.int32), examples)
+    y = rng.integers(0, classes, size=len(client)).astype(np.int32)
+    x = centre[cluster[client], y] + rng.standard_normal((len(client), dim))
+    return Dataset(
+        name="synthetic:clusters",
+        x=x.astype(np.float32),
+        y=y,
+        num_classes=classes,
+        classes=tuple(map(str, range(classes))),
+        client=client,
+        clients=tuple(map(str, range(clients))),
+        truth={"cluster": cluster, "centre": centre[cluster]},
+    )
+
+
+def _regression(
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    client: np.ndarray,
+    weights: np.ndarray,
+    mean: np.ndarray,
+    tau: float,
+    noise: float,
+) -> Dataset:
+    num_clients = len(weights)
+    return Dataset(
+        name=name,
+        x=x.astype(np.float32),
+        y=y.astype(np.float32),
+        num_classes=None,
+        client=client.astype(np.int32),
+        clients=tuple(map(str, range(num_clients))),
+        scale=np.full(len(y), noise, np.float32),
+        truth={
+            "weights": weights,
+            "prior_mean": np.tile(mean, (num_clients, 1)),
+            "prior_scale": np.full(num_clients, tau),
+            "noise": np.full(num_clients, noise),
+        },
+    )
+
+
+PROBLEMS: dict[str, tuple[Callable[..., Dataset], dict[str, int | float]]] = {
+    "linear": (_linear, {"clients": 50, "examples": 20, "dim": 5, "tau": 1.0, "noise": 0.5, "seed": 0}),
+    "quadratic": (_quadratic, {"clients": 20, "examples": 10, "tau": 1.0, "noise": 1.0, "seed": 0}),
+    "clusters": (
+        _clusters,
+        {"clients": 20, "examples": 50, "dim": 2, "classes": 4, "clusters": 2, "distance": 3.0, "seed": 0},
+    ),
+}

@@ -1,0 +1,225 @@
+"""Tables: a data frame or a CSV file as a `Dataset`, and the encoding of its columns as numbers.
+
+Numeric columns are standardised and their gaps filled with the mean; text becomes one column a category; a column
+with gaps gains an indicator column. The schema (columns, categories, which columns have gaps) is read from the whole
+table. The means and deviations come from the training rows of the participants, pooled, never from validation rows,
+test rows or newcomers: in a real federation the clients would share them as sums.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from priory.core.errors import UsageError
+from priory.data import checks, labels
+from priory.data.dataset import Dataset
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Encoder", "Feature", "fit_encoder", "from_csv", "from_frame", "read_features"]
+
+MOST_CATEGORIES = 50
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One column of a table: its categories (None for numbers) and whether it has gaps."""
+
+    name: str
+    categories: tuple[str, ...] | None
+    missing: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Encoder:
+    """How raw columns become inputs: fitted on training rows, applied to every row."""
+
+    features: tuple[Feature, ...]
+    mean: np.ndarray  # (features,) 0 for categories
+    deviation: np.ndarray  # (features,) 1 for categories and for constant columns
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each encoded column."""
+        columns = []
+        for feature in self.features:
+            columns += [f"{feature.name}={value}" for value in feature.categories or ()]
+            columns += [feature.name] if feature.categories is None else []
+            columns += [f"{feature.name} missing"] if feature.missing else []
+        return tuple(columns)
+
+    def encode(self, raw: np.ndarray) -> np.ndarray:
+        """(rows, columns) float32 inputs from the (rows, features) raw matrix."""
+        columns = []
+        for index, feature in enumerate(self.features):
+            value = raw[:, index]
+            gap = np.isnan(value)
+            if feature.categories is None:
+                columns.append(np.where(gap, 0.0, (value - self.mean[index]) / self.deviation[index])[:, None])
+            else:
+                columns.append(value[:, None] == np.arange(len(feature.categories)))
+            if feature.missing:
+                columns.append(gap[:, None])
+        return np.concatenate(columns, axis=1).astype(np.float32)
+
+    def encode_frame(self, frame: "pd.DataFrame") -> np.ndarray:
+        """(rows, columns) float32 inputs from a new data frame; a category never seen counts as missing."""
+        named = frame.set_axis([str(column) for column in frame.columns], axis=1)
+        return self.encode(raw_matrix(named, self.features))
+
+
+def fit_encoder(features: tuple[Feature, ...], raw: np.ndarray) -> Encoder:
+    """The encoder whose means and deviations are those of the given (training) rows."""
+    numeric = np.array([feature.categories is None for feature in features])
+    seen = ~np.isnan(raw)
+    count = np.maximum(seen.sum(axis=0), 1)
+    mean = np.where(seen, raw, 0.0).sum(axis=0) / count
+    deviation = np.sqrt(np.where(seen, (raw - mean) ** 2, 0.0).sum(axis=0) / count)
+    return Encoder(features, np.where(numeric, mean, 0.0), np.where(numeric & (deviation > 1e-12), deviation, 1.0))
+
+
+def from_csv(path: str, *, target: str | None, client: str | None = None, **columns: Any) -> Dataset:
+    """The table in a CSV file, as `from_frame` reads it."""
+    import pandas as pd
+
+    try:
+        frame = pd.read_csv(path)
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist; give the path of a .csv file.") from None
+    except pd.errors.EmptyDataError:
+        raise UsageError(f"{path} is empty; give a file with a header line and rows.") from None
+    except (OSError, ValueError, pd.errors.ParserError) as error:  # a UnicodeDecodeError is a ValueError
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(f"{path} cannot be read as CSV ({reason}); save it as comma-separated UTF-8 text.") from None
+    if target is None:
+        raise UsageError(f"{path} needs target=, the column to predict; its columns are {checks.listing(frame)}.")
+    return from_frame(frame, target=target, client=client, name=Path(path).stem, **columns)
+
+
+def from_frame(
+    frame: "pd.DataFrame",
+    *,
+    target: str,
+    client: str | None = None,
+    drop: Sequence[str] = (),
+    group: str | None = None,
+    scale: str | None = None,
+    task: str | None = None,
+    categorical: Sequence[str] = (),
+    name: str = "frame",
+) -> Dataset:
+    """The table as a data set; every column that has no role below becomes a feature.
+
+    Args:
+        client: Column of client names; without it the rows must be partitioned.
+        group: Column of units (a patient, say) whose rows never fall on both sides of a split.
+        scale: Column of known standard errors of the target (regression).
+        task: 'classification' or 'regression'; by default inferred from the target.
+        categorical: Numeric columns to be read as categories; text is so anyway.
+    """
+    frame = frame.set_axis([str(column) for column in frame.columns], axis=1)
+    roles = {"target": target, "client": client, "group": group, "scale": scale}
+    named = {role: column for role, column in roles.items() if column is not None}
+    _check_columns(frame, named, [*drop, *categorical])
+    y, num_classes, classes = labels.read_target(frame[target].to_numpy(), f"target column {target!r}", task)
+    client_codes, clients = _codes(frame, client, "client")
+    group_codes, groups = _codes(frame, group, "group")
+    used = set(named.values()) | set(drop)
+    features = read_features(frame[[column for column in frame.columns if column not in used]], categorical)
+    return Dataset(
+        name=name,
+        x=raw_matrix(frame, features),
+        y=y,
+        num_classes=num_classes,
+        classes=classes,
+        client=client_codes,
+        clients=clients,
+        group=group_codes,
+        groups=groups,
+        scale=None if scale is None else standard_errors(frame[scale].to_numpy(), f"scale column {scale!r}"),
+        features=features,
+        source={"data": name},
+    )
+
+
+def read_features(frame: "pd.DataFrame", categorical: Sequence[str] = ()) -> tuple[Feature, ...]:
+    """The schema of a table; columns that cannot be used are refused by name."""
+    import pandas as pd
+
+    if not len(frame.columns):
+        raise UsageError("no column is left to predict from; drop fewer columns.")
+    features = []
+    for name in map(str, frame.columns):
+        column = frame[name]
+        gaps = bool(column.isna().any())
+        if column.isna().all():
+            raise UsageError(f"column {name!r} has no value in any row; drop it with drop={name!r}.")
+        if pd.api.types.is_complex_dtype(column) or column.dtype.kind in "Mm":
+            raise UsageError(f"column {name!r} has type {column.dtype}; make it a number or drop it.")
+        is_numeric = pd.api.types.is_numeric_dtype(column)
+        bad = int(np.isinf(column.to_numpy(float, na_value=np.nan)).sum()) if is_numeric else 0
+        if bad:
+            raise UsageError(f"column {name!r} is infinite in {bad} rows; mend those rows or drop the column.")
+        if is_numeric and name not in categorical:
+            features.append(Feature(name, None, gaps))
+            continue
+        _, values = labels.codes(column.dropna().to_numpy(), f"column {name!r}")
+        if len(values) > MOST_CATEGORIES:
+            raise UsageError(
+                f"column {name!r} is not numeric and has {len(values)} different values, above the "
+                f"{MOST_CATEGORIES} that become columns; drop it, or merge its rare values."
+            )
+        features.append(Feature(name, values, gaps))
+    return tuple(features)
+
+
+def raw_matrix(frame: "pd.DataFrame", features: tuple[Feature, ...]) -> np.ndarray:
+    """(rows, features) float64: numbers as they are, categories as codes, NaN for a gap or an unknown category."""
+    absent = [feature.name for feature in features if feature.name not in frame.columns]
+    if absent:
+        raise UsageError(f"column {absent[0]!r} is absent; the columns are {checks.listing(frame.columns)}.")
+    raw = np.full((len(frame), len(features)), np.nan)
+    for index, feature in enumerate(features):
+        column = frame[feature.name]
+        if feature.categories is None:
+            try:
+                raw[:, index] = column.to_numpy(float, na_value=np.nan)
+            except (TypeError, ValueError):
+                raise UsageError(f"column {feature.name!r} is not numeric; make it a number.") from None
+        else:
+            present = np.flatnonzero(column.notna())
+            code, names = labels.codes(column.iloc[present].to_numpy(), f"column {feature.name!r}")
+            place = {name: float(place) for place, name in enumerate(feature.categories)}
+            known = np.array([place.get(name, np.nan) for name in names])
+            raw[present, index] = known[code]
+    return raw
+
+
+def standard_errors(values: Any, what: str) -> np.ndarray:
+    """The values as float32 standard errors, all above 0."""
+    result = labels.real_numbers(values, what)
+    if not (result > 0).all():
+        raise UsageError(f"{what} has the value {result.min():g}, and a standard error is above 0; mend those rows.")
+    return result
+
+
+def _check_columns(frame: "pd.DataFrame", named: dict[str, str], drop: Sequence[str]) -> None:
+    columns = list(map(str, frame.columns))
+    for name in [*named.values(), *drop]:
+        if name not in columns:
+            raise checks.unknown("column", str(name), columns)
+    if len(set(columns)) < len(columns):
+        twice = next(name for name in columns if columns.count(name) > 1)
+        raise UsageError(f"column {twice!r} occurs twice; give every column its own name.")
+    if len(set(named.values())) < len(named):
+        raise UsageError(f"one column has two roles in {named}; name a different column for each role.")
+    if not len(frame):
+        raise UsageError(f"the table with columns {checks.listing(columns)} has no rows; give at least one.")
+
+
+def _codes(frame: "pd.DataFrame", column: str | None, role: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    return (None, ()) if column is None else labels.codes(frame[column].to_numpy(), f"{role} column {column!r}")

@@ -1,0 +1,176 @@
+"""The named data sets: shapes, counts and where their files come from."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from priory.core.errors import UsageError
+from priory.data import describe, files, load
+
+ARRAYS = {
+    "x_train": np.zeros((50, 28, 28, 1), np.uint8),
+    "y_train": np.arange(50, dtype=np.uint8) % 10,
+    "x_test": np.zeros((20, 28, 28, 1), np.uint8),
+    "y_test": np.arange(20, dtype=np.uint8) % 10,
+}
+
+
+@pytest.fixture
+def nowhere(monkeypatch, tmp_path):
+    """Neither data directory nor cache has anything."""
+    monkeypatch.delenv("PRIORY_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_digits_are_bytes_of_sixteen_levels():
+    data = load("digits")
+    assert (data.x.shape, data.x.dtype, data.x.max()) == ((1797, 8, 8, 1), np.uint8, 16)
+
+
+def test_standard_scaling_of_digits_is_that_of_the_data():
+    federation = load("digits", scaling="standard").partition("iid", clients=2)
+    inputs = federation.inputs(federation.x)
+    assert np.allclose([inputs.mean(), inputs.std()], [0.0, 1.0], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "tests"),
+    [
+        ("mnist", (70000, 28, 28, 1), 10000),
+        ("fashion_mnist", (70000, 28, 28, 1), 10000),
+        ("cifar10", (26000, 32, 32, 3), 6000),
+        ("cifar100", (26000, 32, 32, 3), 6000),
+    ],
+)
+def test_image_files_are_read_whole_and_standardised(data_dir, name, shape, tests):
+    data = load(name)
+    assert data.x.shape == shape
+    assert data.official_test.sum() == tests
+    assert np.bincount(data.y).min() > 0
+    mean = data.x[~data.official_test].mean(axis=(0, 1, 2))
+    assert np.abs((mean - data.shift) * data.factor).max() < 0.02  # the constants are rounded, CIFAR is a sample
+
+
+def test_writers_are_natural_clients(data_dir):
+    federation = load("mnist_writers").partition()
+    total = federation.train.count + federation.test.count
+    assert (len(total), total.min(), total.max(), total.sum()) == (539, 19, 131, 60000)
+
+
+def test_hospitals_are_natural_clients_and_zero_cholesterol_is_missing(data_dir):
+    federation = load("heart_disease").partition(test=0.0)
+    assert dict(zip(federation.clients, federation.train.count.tolist(), strict=True)) == {
+        "cleveland": 303,
+        "hungarian": 294,
+        "switzerland": 123,
+        "va": 200,
+    }
+    missing = federation.x[federation.rows("switzerland"), federation.encoder.names.index("chol missing")]
+    assert missing.all()
+    assert np.isfinite(federation.x).all()
+
+
+def test_radon_keeps_floor_and_log_uranium_in_their_units(data_dir):
+    federation = load("radon").partition(test=0.0)
+    assert (federation.num_clients, federation.num_examples, federation.num_classes) == (85, 919, None)
+    assert set(federation.x[:, 0]) == {0.0, 1.0}
+    assert abs(federation.x[:, 1].mean() + 0.13) < 0.02
+    assert federation.train.count.min() == 1
+
+
+def test_eight_schools_is_the_published_table(data_dir):
+    table = np.genfromtxt(data_dir / "eight_schools.csv", delimiter=",", skip_header=1, usecols=(1, 2))
+    data = load("eight_schools")
+    assert np.array_equal(np.stack([data.y, data.scale], axis=1), table)
+
+
+def test_eight_schools_have_no_test_part():
+    federation = load("eight_schools").partition(validation=0.5)
+    assert (federation.train.total, federation.validation.total, federation.test.total) == (8, 0, 0)
+
+
+def test_the_catalogue_agrees_with_the_data(data_dir):
+    for entry in describe():
+        data = load(entry.name)
+        assert entry.available
+        assert entry.classes == data.num_classes
+        assert entry.examples in (None, len(data.y))
+
+
+def test_embedded_data_are_always_available(nowhere):
+    available = {entry.name for entry in describe() if entry.available}
+    assert {"digits", "eight_schools", "synthetic:linear"} <= available
+    assert "mnist" not in available
+
+
+@pytest.mark.parametrize("name", ["mnist", "mnist_writers", "heart_disease", "radon", "cifar100"])
+def test_absent_data_say_what_to_set(nowhere, monkeypatch, name):
+    monkeypatch.setattr(files, "fetch", offline)
+    with pytest.raises(UsageError, match=f"data set '{name}' is in neither .*; set PRIORY_DATA to") as caught:
+        load(name)
+    assert "\n" not in str(caught.value)
+
+
+def offline(name):
+    raise ConnectionError("no route\nto host")
+
+
+def test_a_wrong_data_directory_is_named(nowhere, monkeypatch):
+    monkeypatch.setenv("PRIORY_DATA", str(nowhere / "gone"))
+    with pytest.raises(UsageError, match="gone is not a directory"):
+        load("mnist")
+
+
+def test_fetched_data_are_kept_and_fetched_once(nowhere, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(files, "fetch", lambda name: fetched.append(name) or ARRAYS)
+    first, second = load("mnist"), load("mnist")
+    assert fetched == ["mnist"]
+    assert first.x.shape == (70, 28, 28, 1)
+    assert (first.y == second.y).all()
+
+
+def test_a_damaged_cache_says_what_to_delete(nowhere, monkeypatch):
+    monkeypatch.setattr(files, "fetch", lambda name: ARRAYS)
+    load("mnist")
+    path = nowhere / "cache" / "priory" / "fetched" / "mnist.npz"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UsageError, match=r"mnist\.npz is damaged.*delete it"):
+        load("mnist")
+
+
+def test_a_damaged_file_is_named(data_dir, nowhere, monkeypatch):
+    content = (data_dir / "radon_minnesota.csv").read_text()
+    (nowhere / "radon_minnesota.csv").write_text(content.replace("AITKIN", "AITKEN", 1))
+    monkeypatch.setenv("PRIORY_DATA", str(nowhere))
+    with pytest.raises(UsageError, match=r"radon_minnesota\.csv is damaged"):
+        load("radon")
+
+
+def test_files_in_the_cache_serve_as_well(data_dir, nowhere):
+    (nowhere / "cache" / "priory").mkdir(parents=True)
+    shutil.copy(data_dir / "radon_minnesota.csv", nowhere / "cache" / "priory")
+    assert len(load("radon").y) == 919
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("digit", {}, "did you mean 'digits'"),
+        ("MNIST", {}, "data set 'MNIST' is not known"),
+        ("own.parquet", {}, "neither a data set nor a .csv or .npz file"),
+        ("absent.csv", {"target": "y"}, "absent.csv does not exist"),
+        ("absent.npz", {}, "absent.npz does not exist"),
+        ("digits", {"target": "y"}, "target='y' does not apply"),
+        ("own.npz", {"client": "c"}, "client='c' does not apply"),
+        ("eight_schools", {"scaling": "unit"}, "scaling='unit' does not apply"),
+        ("digits", {"scaling": "log"}, "scaling 'log' is not known"),
+    ],
+)
+def test_a_bad_name_or_option_ends_in_one_sentence(name, options, words):
+    with pytest.raises(UsageError) as caught:
+        load(name, **options)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,166 @@
+"""Tables: gaps, categories and standardisation, with statistics from training rows only."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from priory.core.errors import UsageError
+from priory.data import from_frame, load
+
+
+def a_frame(rows=40):
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "clinic": np.where(np.arange(rows) % 2, "north", "south"),
+            "age": rng.normal(50.0, 10.0, rows),
+            "dose": np.where(np.arange(rows) % 5 == 0, np.nan, rng.normal(3.0, 1.0, rows)),
+            "colour": np.array(["red", "blue", None], object)[np.arange(rows) % 3],
+            "ill": np.where(np.arange(rows) % 4 < 2, "no", "yes"),
+        }
+    )
+
+
+def training_rows(federation):
+    return np.concatenate([federation.x[federation.rows(k)] for k in range(federation.num_clients)])
+
+
+def test_columns_become_numbers_with_names():
+    federation = from_frame(a_frame(), target="ill", client="clinic").partition()
+    assert federation.encoder.names == ("age", "dose", "dose missing", "colour=blue", "colour=red", "colour missing")
+    assert federation.classes == ("no", "yes")
+    assert federation.clients == ("north", "south")
+    assert np.isfinite(federation.x).all()
+
+
+def test_training_rows_have_mean_zero_and_deviation_one():
+    federation = from_frame(a_frame(), target="ill", client="clinic").partition(validation=0.2)
+    age = training_rows(federation)[:, 0]
+    assert np.allclose([age.mean(), age.std()], [0.0, 1.0], atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["test", "validation", "newcomer"])
+def test_statistics_come_from_training_rows_of_participants_only(part):
+    frame = a_frame().assign(clinic=np.arange(40) % 4, row=np.arange(40.0))
+    options = {"validation": 0.2, "newcomers": 0.25}
+
+    def build(table):
+        return from_frame(table, target="ill", client="clinic").partition(**options)
+
+    before = build(frame)
+    where = before.rows(3, "train") if part == "newcomer" else before.rows(0, part)
+    column = before.encoder.names.index("row")
+    index = [feature.name for feature in before.encoder.features].index("row")
+    rows = np.round(before.x[where, column] * before.encoder.deviation[index] + before.encoder.mean[index]).astype(int)
+    frame.loc[rows, "age"] = 1e6
+    after = build(frame)
+    assert (training_rows(before) == training_rows(after)).all()
+    assert (before.x[where] != after.x[where]).any()
+
+
+def test_a_gap_is_filled_with_the_mean_and_marked():
+    federation = from_frame(a_frame(), target="ill", client="clinic").partition()
+    filled = federation.x[federation.x[:, 2] == 1.0]
+    assert len(filled) == 8
+    assert (filled[:, 1] == 0.0).all()
+
+
+def test_a_missing_category_is_marked_and_belongs_to_none():
+    federation = from_frame(a_frame(), target="ill", client="clinic").partition()
+    categories, marked = federation.x[:, 3:5], federation.x[:, 5]
+    assert (categories.sum(axis=1) + marked == 1.0).all()
+
+
+def test_a_new_frame_is_encoded_as_the_old_one_was():
+    frame = a_frame()
+    federation = from_frame(frame, target="ill", client="clinic").partition(test=0.0)
+    order = np.argsort(frame["clinic"], kind="stable")
+    assert np.array_equal(federation.encoder.encode_frame(frame.iloc[order]), federation.x)
+
+
+def test_a_category_never_seen_counts_as_missing():
+    federation = from_frame(a_frame(), target="ill", client="clinic").partition()
+    row = federation.encoder.encode_frame(pd.DataFrame({"age": [50.0], "dose": [3.0], "colour": ["mauve"]}))
+    assert row[0, 3:].tolist() == [0.0, 0.0, 1.0]
+
+
+def test_numeric_codes_can_be_read_as_categories():
+    frame = a_frame().assign(kind=np.arange(40) % 3)
+    data = from_frame(frame, target="ill", client="clinic", drop=["age", "dose", "colour"], categorical=["kind"])
+    assert data.partition().encoder.names == ("kind=0", "kind=1", "kind=2")
+
+
+def test_dropped_and_role_columns_are_no_features():
+    frame = a_frame().assign(patient=np.arange(40), error=1.5, effect=np.linspace(0, 1, 40))
+    data = from_frame(frame, target="effect", client="clinic", drop=["ill", "colour"], group="patient", scale="error")
+    federation = data.partition()
+    assert federation.num_classes is None
+    assert federation.encoder.names == ("age", "dose", "dose missing")
+    assert set(federation.scale) == {1.5}
+
+
+def test_a_csv_file_is_read_like_the_frame(tmp_path):
+    path = tmp_path / "visits.csv"
+    a_frame().to_csv(path, index=False)
+    from_file = load(str(path), target="ill", client="clinic", drop=["colour"]).partition(seed=1)
+    from_memory = from_frame(pd.read_csv(path), target="ill", client="clinic", drop=["colour"]).partition(seed=1)
+    assert from_file.checksum == from_memory.checksum
+    assert from_file.spec["data"] == str(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        ({}, {"target": "sick"}, "the choice is|choose one of"),
+        ({}, {"client": "clinik"}, "did you mean 'clinic'"),
+        ({}, {"drop": ["aeg"]}, "did you mean 'age'"),
+        ({}, {"client": "ill"}, "two roles"),
+        ({"ill": None}, {}, "target column 'ill' is missing in 40 of 40 rows"),
+        ({"clinic": [None] * 3 + ["a"] * 37}, {}, "client column 'clinic' is missing in 3 of 40 rows"),
+        ({"age": [np.inf] * 2 + [1.0] * 38}, {}, "column 'age' is infinite in 2 rows"),
+        ({"age": None}, {}, "column 'age' has no value"),
+        ({"when": pd.Timestamp("2020-01-01")}, {}, "column 'when' has type datetime64"),
+        ({"error": 0.0}, {"scale": "error"}, "standard error is above 0"),
+        ({"error": "large"}, {"scale": "error"}, "not numeric"),
+        ({}, {"drop": ["age", "dose", "colour"]}, "no column is left"),
+        ({}, {"target": "colour"}, "target column 'colour' is missing in 13 of 40 rows"),
+        ({}, {"target": "age", "task": "ranking"}, "task 'ranking'"),
+        ({}, {"task": "regression"}, "not numeric"),
+    ],
+)
+def test_a_bad_table_is_refused_by_name(change, options, words):
+    frame = a_frame().assign(**change)
+    make = {"target": "ill", "client": "clinic", **options}
+    with pytest.raises(UsageError, match=f"(?i){words}") as caught:
+        from_frame(frame, **make)
+    assert "\n" not in str(caught.value)
+
+
+def test_too_many_categories_are_refused_by_name():
+    frame = pd.DataFrame({"note": [f"text {row}" for row in range(60)], "y": np.arange(60) % 2, "client": 0})
+    with pytest.raises(UsageError, match="column 'note' is not numeric and has 60 different values"):
+        from_frame(frame, target="y", client="client")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"a,b\n", "no rows"),
+        (b'a,b\n1,2\n"3', "cannot be read as CSV"),
+        (b"a,b\n1,2\n1,2,3\n", "cannot be read as CSV"),
+        (b"\xff\xfe\x00,\n1", "cannot be read as CSV"),
+    ],
+)
+def test_a_bad_csv_file_ends_in_one_sentence(tmp_path, content, words):
+    path = tmp_path / "bad.csv"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=words):
+        load(path, target="a", client="b")
+
+
+def test_a_csv_file_needs_a_target(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(UsageError, match=r"needs target=.*its columns are a, b"):
+        load(path, client="b")
