@@ -1,0 +1,1 @@
+"""A federation over a network: what travels, and who carries it."""

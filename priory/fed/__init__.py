@@ -1,0 +1,1 @@
+"""The vocabulary of a federation: tasks, messages, methods, shards and local work."""

@@ -1,0 +1,139 @@
+"""Local work: which optimiser, how much of it, and the loop over minibatches that the methods share."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from priory.core.errors import UsageError
+from priory.core.rng import Key
+from priory.core.struct import static, struct
+from priory.fed.checks import at_least, positive
+from priory.fed.shard import Batch, Shard
+from priory.models.model import Params
+
+Carry = TypeVar("Carry")
+Objective = Callable[[Params, Batch, Key], tuple[Array, Any]]
+
+
+@struct
+class Optimiser:
+    """An Optax optimiser as data: it has equality, prints into a manifest and becomes flags.
+
+    Attributes:
+        kind: Which optimiser takes the local steps.
+        step_size: η, the learning rate.
+        momentum: Heavy-ball momentum of sgd.
+        weight_decay: Decoupled weight decay, times the step size.
+        clip: Largest norm of a minibatch gradient; None leaves gradients alone.
+    """
+
+    kind: Literal["sgd", "adam", "rmsprop"] = static(default="sgd")
+    step_size: float = 0.1
+    momentum: float = static(default=0.0)  # static: without momentum there is no state to carry
+    weight_decay: float = 0.0
+    clip: float | None = static(default=None)
+
+    def build(self) -> optax.GradientTransformation:
+        """The Optax transform."""
+        scalings = {
+            "sgd": lambda: optax.trace(self.momentum) if self.momentum else optax.identity(),
+            "adam": optax.scale_by_adam,
+            "rmsprop": optax.scale_by_rms,
+        }
+        return optax.chain(
+            optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip),
+            scalings[self.kind](),
+            optax.add_decayed_weights(self.weight_decay),
+            optax.scale_by_learning_rate(self.step_size),
+        )
+
+    def check(self) -> None:
+        """Raise on a rate that cannot be meant."""
+        positive("step-size", self.step_size)
+        at_least("weight-decay", self.weight_decay, 0)
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"momentum={self.momentum} lies outside [0, 1); choose one such as 0.9.")
+        if self.momentum and self.kind != "sgd":
+            raise UsageError(f"momentum={self.momentum} belongs to sgd, not to {self.kind}; leave it at 0.")
+        if self.clip is not None:
+            positive("clip", self.clip)
+
+
+@struct
+class Work:
+    """How much a client does in a round; everything here shapes a loop, so everything is static.
+
+    Attributes:
+        epochs: Passes over the client's own examples.
+        steps: Minibatches drawn with replacement instead of passes; overrides epochs.
+        batch_size: b, examples in a minibatch.
+    """
+
+    epochs: int = static(default=1)
+    steps: int | None = static(default=None)
+    batch_size: int = static(default=32)
+
+    def check(self) -> None:
+        """Raise on an amount of work that cannot be done."""
+        at_least("epochs", self.epochs, 0)
+        at_least("batch-size", self.batch_size, 1)
+        if self.steps is not None:
+            at_least("steps", self.steps, 1)
+
+
+def each_batch(step: Callable[[Carry, Batch, Key], Carry], carry: Carry, data: Shard, work: Work, key: Key) -> Carry:
+    """The carry after `step` has seen every minibatch of the local work.
+
+    The trip count follows the client's own size, so a small client costs little beside a large one; an epoch ends with
+    a partial batch, its missing rows masked.
+    """
+    key_data, key_step = jax.random.split(key)
+    if work.steps is not None:
+
+        def draw(i: Array, carry: Carry) -> Carry:
+            batch = data.batch(jax.random.fold_in(key_data, i), work.batch_size)
+            return step(carry, batch, jax.random.fold_in(key_step, i))
+
+        return jax.lax.fori_loop(0, work.steps, draw, carry)
+
+    num_batches = (data.count + work.batch_size - 1) // work.batch_size
+
+    def epoch(e: Array, carry: Carry) -> Carry:
+        order = data.order(jax.random.fold_in(key_data, e))
+        key_epoch = jax.random.fold_in(key_step, e)
+
+        def take(i: Array, carry: Carry) -> Carry:
+            return step(carry, data.take(order, i, work.batch_size), jax.random.fold_in(key_epoch, i))
+
+        return jax.lax.fori_loop(0, num_batches, take, carry)
+
+    return jax.lax.fori_loop(0, work.epochs, epoch, carry)
+
+
+def fit(
+    objective: Objective, params: Params, data: Shard, optimiser: Optimiser, work: Work, key: Key
+) -> tuple[Params, Array]:
+    """The parameters after local training, and the mean of the objective over its steps.
+
+    `objective(params, batch, key)` gives a scalar to minimise and the new statistics; `params.weights` may be any
+    part of a network (a head, a body) that the objective completes.
+    """
+    transform = optimiser.build()
+
+    def step(carry: tuple, batch: Batch, key: Key) -> tuple:
+        params, state, total, steps = carry
+
+        def loss(weights: Any) -> tuple[Array, Any]:
+            return objective(Params(weights, params.stats), batch, key)
+
+        (value, stats), gradient = jax.value_and_grad(loss, has_aux=True)(params.weights)
+        updates, state = transform.update(gradient, state, params.weights)
+        return Params(optax.apply_updates(params.weights, updates), stats), state, total + value, steps + 1
+
+    start = (params, transform.init(params.weights), jnp.float32(0), jnp.int32(0))
+    params, _, total, steps = each_batch(step, start, data, work, key)
+    return params, total / jnp.maximum(steps, 1)

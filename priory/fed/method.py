@@ -1,0 +1,181 @@
+"""The central protocol: what a federated method is, and the laws it obeys.
+
+A method is a frozen dataclass of hyper-parameters with seven verbs; the problem (`Task`) is passed in. The runner,
+whether simulator or network, meets a method only through these verbs:
+
+    init            the server before the first round
+    broadcast       exactly what leaves the server
+    enrol           a client's state at first contact, `()` if it keeps none
+    client_update   local work: new client state and one message
+    aggregate       the next server from the stacked messages
+    personalise     a client's posterior, from what was broadcast and what it kept
+    predict         a finite mixture of outputs
+
+Laws, checked for every registered method by `tests/methods/test_laws.py`:
+
+1. order       permuting the stacked messages changes nothing
+2. absence     a message of weight 0 changes nothing, whatever it holds; a round without messages leaves the server
+3. one stack   `linear` methods: a stack and its weighted mean with the total weight give the same server
+4. position    a client's result depends on (root key, round, client id), not on its place in the cohort
+5. wire        what travels survives packing and unpacking
+6. one truth   simulator and wire give the same server
+7. one trace   a new value of a traced hyper-parameter compiles nothing
+8. statistics  batch-norm statistics are averaged plainly and nothing else touches them
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+import jax.numpy as jnp
+from jax import Array
+
+from priory.core.rng import Key
+from priory.core.struct import static, struct
+from priory.fed.shard import Batch, Shard
+from priory.models.likelihood import Likelihood
+from priory.models.model import Model, Params
+
+Server = TypeVar("Server")
+Down = TypeVar("Down")
+Client = TypeVar("Client")
+Up = TypeVar("Up")
+Post = TypeVar("Post")
+Memory = TypeVar("Memory")
+DownIn = TypeVar("DownIn", contravariant=True)
+PostIn = TypeVar("PostIn", contravariant=True)
+PostOut = TypeVar("PostOut", covariant=True)
+Info = dict[str, Array]
+
+
+@struct
+class Task:
+    """The problem: passed to every verb, so that a method holds hyper-parameters only.
+
+    Attributes:
+        model: The network, a hashable description.
+        likelihood: p(y | outputs).
+        input_shape: Shape of one input.
+        num_clients: N, the clients that take part (newcomers not counted).
+        is_head: Which parameter paths belong to the head; by default the last layer.
+        public: Unlabelled inputs known to all, or None.
+    """
+
+    model: Model = static()
+    likelihood: Likelihood = static()
+    input_shape: tuple[int, ...] = static()
+    num_clients: int = static()
+    is_head: Callable[[str], bool] = static()
+    public: Array | None = None
+
+    def init(self, key: Key) -> Params:
+        """Freshly drawn parameters."""
+        return self.model.init(key, self.input_shape)
+
+    def nll(self, params: Params, batch: Batch, key: Key | None = None) -> tuple[Array, Any]:
+        """The mean negative log-likelihood of the rows that count, and the new statistics; a key means training."""
+        assert batch.y is not None, "unlabelled data have no likelihood"
+        outputs, stats = self.model.apply(params, batch.x, key=key)
+        log_prob = self.likelihood.log_prob(outputs, batch.y, batch.scale)
+        return -jnp.sum(batch.mask * log_prob) / jnp.maximum(jnp.sum(batch.mask), 1.0), stats
+
+
+@struct
+class Message(Generic[Up]):
+    """One client's uplink; stacked on axis 0 when it reaches `aggregate`.
+
+    Attributes:
+        payload: What the method sends.
+        weight: Scalar ≥ 0; 0 means absent.
+        sender: Client id, filled in by the runner; only a non-linear `aggregate` may read it.
+    """
+
+    payload: Up
+    weight: Array
+    sender: Array | None = None
+
+
+@struct
+class Predictive:
+    """A finite mixture of outputs: a point has S = 1, Monte Carlo S = samples, a gate S = K.
+
+    Attributes:
+        outputs: Model outputs of each component, (S, batch, ...).
+        log_weights: (S, batch); each column log-sums to 0.
+    """
+
+    outputs: Array
+    log_weights: Array
+
+
+def point(outputs: Array) -> Predictive:
+    """The predictive of a point estimate: one component of weight 1."""
+    return Predictive(outputs[None], jnp.zeros((1, outputs.shape[0])))
+
+
+class Method(Protocol[Server, Down, Client, Up, Post]):
+    """The seven verbs. `linear` promises law 3: streaming, secure and hierarchical sums follow from it."""
+
+    @property
+    def linear(self) -> bool: ...
+
+    def check(self) -> None:
+        """Raise `UsageError` on a bad hyper-parameter; called once by the runner, before tracing."""
+
+    def init(self, task: Task, key: Key) -> Server: ...
+
+    def broadcast(self, server: Server) -> Down: ...
+
+    def enrol(self, task: Task, down: Down, key: Key) -> Client: ...
+
+    def client_update(
+        self, task: Task, down: Down, client: Client, data: Shard, key: Key
+    ) -> tuple[Client, Message[Up], Info]: ...
+
+    def aggregate(self, task: Task, server: Server, messages: Message[Up], key: Key) -> tuple[Server, Info]: ...
+
+    def personalise(self, task: Task, down: Down, client: Client, data: Shard, key: Key) -> Post: ...
+
+    def predict(self, task: Task, posterior: Post, x: Array, key: Key) -> Predictive: ...
+
+
+@runtime_checkable
+class Population(Protocol[DownIn, PostOut]):
+    """Optional: the method has a global predictor. Data may only *select* among what was broadcast."""
+
+    def population(self, task: Task, down: DownIn, data: Shard | None, key: Key) -> PostOut: ...
+
+
+@runtime_checkable
+class Divergence(Protocol[DownIn, PostIn]):
+    """Optional: KL(posterior ‖ what was broadcast) in nats; certificates need it."""
+
+    def divergence(self, task: Task, down: DownIn, posterior: PostIn) -> Array: ...
+
+
+@runtime_checkable
+class Draws(Protocol[PostIn]):
+    """Optional: parameter draws from a posterior, stacked on axis 0."""
+
+    def draws(self, task: Task, posterior: PostIn, key: Key, num: int) -> Params: ...
+
+
+@runtime_checkable
+class Reference(Protocol[DownIn, Up]):
+    """Optional: what a client that learned nothing would send; zeros if a method does not say."""
+
+    def reference(self, task: Task, down: DownIn, payload: Up) -> Up: ...
+
+
+class Channel(Protocol[Up, Memory]):
+    """Optional uplink transform, composed outside the method.
+
+    The runner hands it payload − reference and adds the reference back before `aggregate`, so that clipping,
+    compression and screening see the difference. Statistics of a batch norm bypass it.
+    """
+
+    def check(self) -> None: ...
+
+    def init(self, payload: Up) -> Memory: ...
+
+    def send(self, payload: Up, memory: Memory, key: Key) -> tuple[Up, Memory, Array]:
+        """What arrives, the sender's new memory, and the bits that travelled."""

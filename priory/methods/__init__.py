@@ -1,0 +1,38 @@
+"""The registry: a name for every method. Registering a method holds it to all the laws of the contract test."""
+
+import difflib
+from typing import Any
+
+from priory.core.errors import UsageError
+from priory.methods.ditto import Ditto
+from priory.methods.fedavg import FedAvg
+from priory.methods.fedbabu import FedBABU
+from priory.methods.fedprox import FedProx
+from priory.methods.fedrep import FedRep
+from priory.methods.local import Local
+from priory.methods.pooled import Pooled
+
+REGISTRY: dict[str, type[Any]] = {
+    "local": Local,
+    "pooled": Pooled,
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fedbabu": FedBABU,
+    "fedrep": FedRep,
+    "ditto": Ditto,
+}
+
+
+def get(name: str) -> type[Any]:
+    """The method class of that name."""
+    if name in REGISTRY:
+        return REGISTRY[name]
+    close = difflib.get_close_matches(name, REGISTRY, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(REGISTRY)}."
+    raise UsageError(f"method={name!r} is not registered; {hint}")
+
+
+def name_of(method: Any) -> str:
+    """The registered name of a method, or its class name in small letters for one that is not."""
+    cls = method if isinstance(method, type) else type(method)
+    return next((name for name, known in REGISTRY.items() if known is cls), cls.__name__.lower())

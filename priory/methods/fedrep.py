@@ -1,0 +1,97 @@
+"""FedRep: a shared representation, and a head that never leaves its client.
+
+Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021, arXiv:2102.07078.
+
+Server keeps   body     the representation; broadcast as it is
+Client keeps   head_k   its own last layer
+Client sends   body_k   after its head was fitted under the old body, weighted equally
+
+A round fits the head with the body fixed, then the body with the new head fixed. Personalisation fits the head once
+more under the final body. There is no global model: a body without a head predicts nothing.
+"""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from priory.core import trees
+from priory.core.rng import Key
+from priory.core.struct import static, struct
+from priory.fed.checks import at_least
+from priory.fed.local import Optimiser, Work, fit
+from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.shard import Batch, Shard
+from priory.models.model import Params
+
+
+@struct
+class FedRep:
+    """FedRep.
+
+    Attributes:
+        optimiser: Local solver of head and body.
+        work: Local work on the body in a round.
+        head_epochs: Passes that fit the head, in a round and when a client is personalised.
+    """
+
+    optimiser: Optimiser = Optimiser()
+    work: Work = Work()
+    head_epochs: int = static(default=10)
+
+    linear: ClassVar[bool] = True
+
+    def check(self) -> None:
+        self.optimiser.check()
+        self.work.check()
+        at_least("head-epochs", self.head_epochs, 0)
+
+    def init(self, task: Task, key: Key) -> Params:
+        drawn = task.init(key)
+        return Params(trees.partition(drawn.weights, task.is_head)[1], drawn.stats)
+
+    def broadcast(self, server: Params) -> Params:
+        return server
+
+    def enrol(self, task: Task, down: Params, key: Key) -> Any:
+        del down
+        return trees.partition(task.init(key).weights, task.is_head)[0]
+
+    def client_update(
+        self, task: Task, down: Params, client: Any, data: Shard, key: Key
+    ) -> tuple[Any, Message[Params], Info]:
+        key_head, key_body = jax.random.split(key)
+        head = self._fit_head(task, down, client, data, key_head)
+
+        def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
+            return task.nll(Params(trees.merge(head, params.weights), params.stats), batch, key)
+
+        body, loss = fit(objective, down, data, self.optimiser, self.work, key_body)
+        return head, Message(body, weight=jnp.float32(1)), {"loss": loss}
+
+    def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
+        del task, key
+        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
+
+    def personalise(self, task: Task, down: Params, client: Any, data: Shard, key: Key) -> Params:
+        head = self._fit_head(task, down, client, data, key)
+        return Params(trees.merge(head, down.weights), down.stats)
+
+    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
+        del key
+        return point(task.model.apply(posterior, x)[0])
+
+    def reference(self, task: Task, down: Params, payload: Params) -> Params:
+        del task, payload
+        return down
+
+    def _fit_head(self, task: Task, down: Params, head: Any, data: Shard, key: Key) -> Any:
+        """The head after `head_epochs` passes under the broadcast body, whose statistics stay as they are."""
+
+        def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
+            nll, _ = task.nll(Params(trees.merge(params.weights, down.weights), down.stats), batch, key)
+            return nll, params.stats
+
+        work = Work(epochs=self.head_epochs, batch_size=self.work.batch_size)
+        return fit(objective, Params(head), data, self.optimiser, work, key)[0].weights

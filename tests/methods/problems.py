@@ -1,0 +1,102 @@
+"""Small federations for the tests of methods: two or three clients, a tiny network, nothing downloaded."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from priory.core import rng
+from priory.fed.method import Message, Task
+from priory.fed.shard import Pool, Shards
+from priory.methods import REGISTRY
+from priory.models.likelihood import Categorical, Gaussian
+from priory.models.linen import Linen
+from priory.models.model import Head, Params
+
+COUNTS = (7, 4, 4)
+
+
+class Tiny(nn.Module):
+    """A body with batch normalisation and dropout, and a head: everything that a law may stumble over."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        x = nn.Dense(4)(x.reshape(x.shape[0], -1))
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.5)(x)
+        x = nn.Dropout(0.2, deterministic=not train)(nn.relu(x))
+        return nn.Dense(3)(x)
+
+
+def tiny_task(num_clients: int = len(COUNTS)) -> Task:
+    """Three classes, inputs of five features."""
+    model = Linen(Tiny())
+    return Task(model, Categorical(3), (5,), num_clients, Head(model.last_layer((5,))))
+
+
+def tiny_shards(counts: tuple[int, ...] = COUNTS, seed: int = 0) -> Shards:
+    """Random examples, `counts` of them."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(sum(counts), 5)).astype(np.float32)
+    y = draw.integers(0, 3, sum(counts)).astype(np.int32)
+    return shards_from(x, y, counts)
+
+
+def shards_from(x: Any, y: Any, counts: tuple[int, ...], capacity: int | None = None) -> Shards:
+    """Shards of float inputs, unscaled."""
+    pool = Pool(jnp.asarray(x), jnp.asarray(y), None, jnp.float32(0), jnp.float32(1))
+    start = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int32)
+    return Shards(pool, jnp.asarray(start), jnp.asarray(counts, jnp.int32), capacity or max(counts))
+
+
+class Location:
+    """A network that ignores its input and predicts its one weight: with a Gaussian likelihood, a quadratic loss."""
+
+    def init(self, key: jax.Array, input_shape: tuple[int, ...]) -> Params:
+        del key, input_shape
+        return Params({"body": jnp.zeros(()), "head": jnp.zeros(())})
+
+    def apply(self, params: Params, x: jax.Array, *, key: jax.Array | None = None) -> tuple[jax.Array, Any]:
+        del key
+        location = params.weights["body"] + params.weights["head"]
+        return jnp.broadcast_to(location, (x.shape[0], 1)), params.stats
+
+    def last_layer(self, input_shape: tuple[int, ...]) -> str:
+        del input_shape
+        return "head"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Location)
+
+    def __hash__(self) -> int:
+        return hash(Location)
+
+
+def quadratic_task(num_clients: int = 2) -> Task:
+    """NLL(θ) = ½(y − body − head)² + constant: every optimum is known."""
+    return Task(Location(), Gaussian(1.0), (1,), num_clients, Head("head"))
+
+
+def constant_shards(*centres: float, counts: tuple[int, ...] | None = None) -> Shards:
+    """One client for each centre, whose targets all equal it."""
+    counts = counts or (4,) * len(centres)
+    y = np.repeat(np.array(centres, np.float32), counts)
+    return shards_from(np.zeros((sum(counts), 1), np.float32), y, counts)
+
+
+def a_round_of(method: Any, task: Task, shards: Shards) -> tuple[Any, Message]:
+    """The server before, and the stacked messages of every client."""
+    root = rng.root(3)
+    server = method.init(task, rng.key(root, rng.Stream.INIT))
+    down = method.broadcast(server)
+    messages = []
+    for client in range(shards.count.shape[0]):
+        state = method.enrol(task, down, rng.key(root, rng.Stream.ENROL, client))
+        key = rng.key(root, rng.Stream.CLIENT, 0, client)
+        _, message, _ = method.client_update(task, down, state, shards.of(jnp.int32(client)), key)
+        messages.append(Message(message.payload, message.weight, jnp.int32(client)))
+    return server, jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
+
+
+ALL_METHODS = list(REGISTRY)

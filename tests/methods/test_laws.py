@@ -1,0 +1,232 @@
+"""The contract of `priory.fed.method`, for every registered method. One compiled round a method serves all laws."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from priory.core import rng, trees
+from priory.core.rng import Stream
+from priory.core.struct import replace
+from priory.deploy.wire import pack, unpack
+from priory.engine import devices
+from priory.engine.cohort import Participation
+from priory.engine.rounds import AXIS, Plan, Record, blank_record, run_block
+from priory.fed import channel as uplink
+from priory.fed import schedule, screen
+from priory.fed.channel import TopK
+from priory.fed.local import Optimiser, Work
+from priory.fed.method import Message
+from priory.methods import REGISTRY
+from tests.methods.problems import ALL_METHODS, COUNTS, a_round_of, tiny_shards, tiny_task
+
+TASK, SHARDS, ROOT = tiny_task(), tiny_shards(), rng.root(11)
+SCHEDULES = (schedule.parse("step-size=step:0.5@0.5"),)
+CHANNEL = TopK(0.5)
+# One worker takes all laws of a method, so that its compiled round is shared.
+every_method = pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in ALL_METHODS])
+
+
+def assert_close(a: Any, b: Any, tolerance: float = 2e-6) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance), a, b)
+
+
+@cache
+def method_of(name: str) -> Any:
+    """The method with momentum and two epochs on small batches: whatever a law may break on is switched on."""
+    return replace(REGISTRY[name](), optimiser=Optimiser("sgd", 0.05, momentum=0.9), work=Work(epochs=2, batch_size=3))
+
+
+@cache
+def round_of(name: str) -> tuple[Any, Message]:
+    return jax.jit(lambda method: a_round_of(method, TASK, SHARDS))(method_of(name))
+
+
+def aggregated(name: str, messages: Message) -> Any:
+    return method_of(name).aggregate(TASK, round_of(name)[0], messages, rng.root(0))[0]
+
+
+@every_method
+def test_the_order_of_messages_does_not_matter(name):
+    messages = round_of(name)[1]
+    turned = jax.tree.map(lambda leaf: leaf[np.array([2, 0, 1])], messages)
+    assert_close(aggregated(name, turned), aggregated(name, messages))
+
+
+@every_method
+def test_an_absent_client_changes_nothing(name):
+    messages = round_of(name)[1]
+    absent = jax.tree.map(lambda leaf: jnp.full_like(leaf[:1], jnp.nan), messages.payload)
+    payload = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), messages.payload, absent)
+    padded = Message(payload, jnp.append(messages.weight, 0.0), jnp.append(messages.sender, 9))
+    assert_close(aggregated(name, padded), aggregated(name, messages))
+
+
+@every_method
+def test_a_round_without_messages_leaves_the_server(name):
+    server, messages = round_of(name)
+    silent = replace(messages, weight=jnp.zeros_like(messages.weight))
+    assert_close(aggregated(name, silent), server, tolerance=0)
+
+
+@every_method
+def test_a_stack_of_one_is_as_good_as_the_stack(name):
+    if not method_of(name).linear:
+        pytest.skip("only linear methods promise it")
+    _, messages = round_of(name)
+    mean = trees.weighted_mean(
+        messages.payload, messages.weight, otherwise=jax.tree.map(lambda x: x[0], messages.payload)
+    )
+    one = Message(jax.tree.map(lambda leaf: leaf[None], mean), jnp.sum(messages.weight)[None])
+    assert_close(aggregated(name, one), aggregated(name, messages))
+
+
+@every_method
+def test_a_result_depends_on_the_client_and_not_on_its_place(name):
+    alone = simulated(name, rounds=1, mesh_size=1)[0]
+    apart = simulated(name, rounds=1, mesh_size=2)[0]
+    assert_close(apart, alone)
+
+
+@every_method
+def test_what_travels_survives_the_wire(name):
+    method = method_of(name)
+    server, messages = round_of(name)
+    down = method.broadcast(server)
+    message = jax.tree.map(lambda leaf: leaf[0], messages)
+    client = method.enrol(TASK, down, rng.root(1))
+    for tree in (down, message, client):
+        like = jax.eval_shape(lambda tree=tree: tree)
+        assert_close(unpack(pack(tree), like), tree, tolerance=0)
+
+
+@every_method
+def test_simulator_and_wire_give_the_same_server(name):
+    """Momentum, a schedule, a channel with memory, epochs, late enrolment, and a round that is asked twice."""
+    if getattr(method_of(name), "pools", False):
+        pytest.skip("pooled data do not travel as messages")
+    server, records = simulated(name, rounds=3, mesh_size=2)
+    behind_wire, states = over_the_wire(name, rounds=3)
+    assert_close(behind_wire, server)
+    assert set(states) == {0, 1, 2}, "all clients have taken part, one of them late"
+    for client, state in states.items():
+        assert_close(state, jax.tree.map(lambda leaf, c=client: leaf[c], records))
+
+
+@every_method
+def test_a_new_value_of_a_traced_hyper_parameter_compiles_nothing(name):
+    simulated(name, rounds=1, mesh_size=1)
+    before = run_block._cache_size()
+    method = method_of(name)
+    for path in schedule.traced_fields(method):
+        method = schedule.put(method, path, schedule.get(method, path) * 0.5 + 0.001)
+    simulated(name, rounds=1, mesh_size=1, method=method)
+    assert run_block._cache_size() == before
+
+
+@every_method
+def test_statistics_are_averaged_plainly(name):
+    """Batch-norm statistics of the new server are the weighted mean of those sent, untouched by channel or penalty."""
+    server, messages = round_of(name)
+    statistics, _ = trees.partition(messages.payload, uplink.is_statistic)
+    if not jax.tree.leaves(statistics):
+        assert name == "local", "a method that sends weights sends the statistics that belong to them"
+        return
+    mean = trees.weighted_mean(statistics, messages.weight, otherwise=jax.tree.map(lambda x: x[0], statistics))
+    assert_close(trees.partition(aggregated(name, messages), uplink.is_statistic)[0].stats, mean.stats)
+    one = jax.tree.map(lambda leaf: leaf[0], messages)
+    down = method_of(name).broadcast(server)
+    memory = uplink.memory_of(CHANNEL, one.payload)
+    sent, _, _ = uplink.transmit(CHANNEL, method_of(name), TASK, down, one, memory, rng.root(5))
+    assert_close(sent.payload.stats, one.payload.stats, tolerance=0)
+
+
+@every_method
+def test_predictions_are_mixtures(name):
+    method = method_of(name)
+    server = round_of(name)[0]
+    down = method.broadcast(server)
+    data = SHARDS.of(jnp.int32(1))
+    client = method.enrol(TASK, down, rng.root(2))
+    posterior = jax.jit(method.personalise)(TASK, down, client, data, rng.root(3))
+    predictive = method.predict(TASK, posterior, data.padded().x, rng.root(4))
+    samples, batch = predictive.log_weights.shape
+    assert predictive.outputs.shape == (samples, batch, 3)
+    np.testing.assert_allclose(jax.nn.logsumexp(predictive.log_weights, axis=0), np.zeros(batch), atol=1e-6)
+
+
+def plan_of(rounds: int, mesh_size: int) -> Plan:
+    mesh = Mesh(np.array(jax.devices()[:mesh_size]), (AXIS,))
+    return Plan(
+        participation=Participation(len(COUNTS), 2, 2),
+        rounds=rounds,
+        schedules=SCHEDULES,
+        client_batch=1,
+        weighting="method",
+        stack=False,
+        block=4,
+        mesh=mesh,
+    )
+
+
+def simulated(name: str, rounds: int, mesh_size: int, method: Any = None) -> tuple[Any, Record]:
+    """Server and records after some rounds of two of the three clients; every count of rounds shares a compilation."""
+    method, plan = method or method_of(name), plan_of(3, mesh_size)
+    record = blank_record(method, TASK, CHANNEL, SHARDS)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((4, *leaf.shape), leaf.dtype), record)
+    records = devices.zeros_shared_out(shapes, plan.mesh)
+    placed = devices.everywhere((SHARDS, ROOT), plan.mesh)
+    server = devices.everywhere(method.init(TASK, rng.key(ROOT, Stream.INIT)), plan.mesh)
+    span = devices.everywhere((np.int32(0), np.int32(rounds)), plan.mesh)
+    server, records, _ = run_block(method, TASK, CHANNEL, *placed, *span, server, records, plan=plan)
+    return devices.to_host((server, records), plan.mesh)
+
+
+def over_the_wire(name: str, rounds: int) -> tuple[Any, dict[int, Record]]:
+    """The same federation with clients that hold only their own data and exchange packed messages."""
+    method, plan = method_of(name), plan_of(rounds, 1)
+    server = method.init(TASK, rng.key(ROOT, Stream.INIT))
+    states: dict[int, Record] = {}
+    shapes = blank_record(method, TASK, CHANNEL, SHARDS)
+    blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    like_down = jax.eval_shape(lambda: method.broadcast(server))
+    for t in range(rounds):
+        now = schedule.resolve(method, SCHEDULES, t, rounds)
+        sent = pack(now.broadcast(server))
+        replies = []
+        for client in np.asarray(plan.participation.draw(rng.key(ROOT, Stream.COHORT, t)).ids):
+            before = states.get(int(client), blank)
+            for _ in range(2):  # asked twice: the answer starts from the same state and is the same
+                state, reply = answered(now, unpack(sent, like_down), before, int(client), t)
+            states[int(client)] = state
+            replies.append(reply)
+        like = jax.eval_shape(lambda reply=replies[0]: reply)
+        arrived = [unpack(pack(reply), like) for reply in replies]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrived)
+        server, _ = now.aggregate(TASK, server, stacked, rng.key(ROOT, Stream.SERVER, t))
+    return server, states
+
+
+def answered(method: Any, down: Any, record: Record, client: int, t: int) -> tuple[Record, Message]:
+    """One client's reply, from a pool that holds its own rows alone."""
+    rows = slice(int(SHARDS.start[client]), int(SHARDS.start[client]) + COUNTS[client])
+    own = replace(SHARDS.pool, x=SHARDS.pool.x[rows], y=SHARDS.pool.y[rows])
+    data = replace(
+        SHARDS, pool=own, start=jnp.zeros(1, jnp.int32), count=jnp.array(COUNTS[client])[None], capacity=COUNTS[client]
+    )
+    return _answer(method, down, record, data, jnp.int32(client), jnp.int32(t))
+
+
+@jax.jit
+def _answer(method: Any, down: Any, record: Record, data: Any, client: Any, t: Any) -> tuple[Record, Message]:
+    key = rng.key(ROOT, Stream.ENROL, client)
+    state = jax.lax.cond(record.joined, lambda: record.client, lambda: method.enrol(TASK, down, key))
+    shard = data.of(jnp.int32(0))
+    state, message, _ = method.client_update(TASK, down, state, shard, rng.key(ROOT, Stream.CLIENT, t, client))
+    key = rng.key(ROOT, Stream.CHANNEL, t, client)
+    message, memory, _ = uplink.transmit(CHANNEL, method, TASK, down, message, record.memory, key)
+    return Record(jnp.bool_(True), state, memory), screen.silence(message, screen.usable(message))

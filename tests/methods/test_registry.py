@@ -1,0 +1,56 @@
+"""The registry, and the hyper-parameters that every method refuses."""
+
+import dataclasses
+
+import pytest
+
+from priory import Ditto, FedAvg, FedBABU, FedProx, FedRep, Local, Optimiser, UsageError, Work, methods
+from tests.methods.problems import ALL_METHODS
+
+
+@pytest.mark.parametrize("name", ALL_METHODS)
+def test_every_field_of_a_method_is_documented(name):
+    cls = methods.get(name)
+    text = cls.__doc__ or ""
+    for field in dataclasses.fields(cls):
+        assert f"{field.name}:" in text
+
+
+@pytest.mark.parametrize("name", ALL_METHODS)
+def test_a_method_equals_its_twin_and_hashes_alike(name):
+    cls = methods.get(name)
+    assert cls() == cls()
+    assert hash(cls()) == hash(cls())
+
+
+def test_an_unknown_method_is_answered_with_its_neighbour():
+    with pytest.raises(UsageError, match=r"fedporx.*did you mean fedprox"):
+        methods.get("fedporx")
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        (FedProx(mu=-1.0), "mu=-1.0"),
+        (FedProx(mu=float("nan")), "mu=nan"),
+        (Ditto(lam=-0.1), "lam=-0.1"),
+        (FedAvg(finetune_epochs=-1), "finetune-epochs=-1"),
+        (FedBABU(finetune_step_size=0.0), "finetune-step-size=0.0"),
+        (FedRep(head_epochs=-2), "head-epochs=-2"),
+        (Local(optimiser=Optimiser(step_size=0.0)), "step-size=0.0"),
+        (Local(optimiser=Optimiser(step_size=float("inf"))), "step-size=inf"),
+        (Local(optimiser=Optimiser(momentum=1.0)), "momentum=1.0"),
+        (Local(optimiser=Optimiser("adam", momentum=0.9)), "momentum=0.9 belongs to sgd"),
+        (Local(optimiser=Optimiser(weight_decay=-1.0)), "weight-decay=-1.0"),
+        (Local(optimiser=Optimiser(clip=0.0)), "clip=0.0"),
+        (Local(work=Work(batch_size=0)), "batch-size=0"),
+        (Local(work=Work(steps=0)), "steps=0"),
+        (Local(work=Work(epochs=-1)), "epochs=-1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_hyper_parameter_ends_in_one_sentence(method, says):
+    with pytest.raises(UsageError) as caught:
+        method.check()
+    assert says in str(caught.value)
+    assert str(caught.value).endswith(".")

@@ -1,0 +1,501 @@
+"""Signatures and state types of the methods to come: the type checker reads this file, and so does a test.
+
+Each class has the state and message types of its paper and no mathematics; that `Method` accepts it shows that the
+protocol can hold it, and a protocol that changes so that one no longer fits fails here first. FedBE (whose server runs
+the model on public inputs), SCAFFOLD (whose server and clients keep control variates) and kNN-Per (whose posterior
+keeps the client's own examples) stand here because they strain it most; their bodies are real where the strain is.
+"""
+
+# mypy: disable-error-code="empty-body"
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax import Array
+
+from priory.core import rng, trees
+from priory.core.rng import Key
+from priory.core.struct import struct
+from priory.fed.method import Divergence, Draws, Info, Message, Method, Population, Predictive, Task, point
+from priory.fed.shard import Batch, Shard
+from priory.models.model import Params
+from tests.methods.problems import tiny_shards, tiny_task
+
+Weights = Any
+Nothing = tuple[()]
+
+
+@struct
+class Gaussian:
+    """A diagonal Gaussian over weights: (μ, ρ), σ = softplus(ρ)."""
+
+    mu: Weights
+    rho: Weights
+
+
+@struct
+class SpikeSlab:
+    """(μ, ρ, λ)."""
+
+    mu: Weights
+    rho: Weights
+    inclusion: Weights
+
+
+@struct
+class PersonalGaussian:
+    """pFedBayes' client: q_k and the state of its optimiser."""
+
+    q: Gaussian
+    optimiser: Any
+
+
+@struct
+class Clustered:
+    """cFedBayes' client: q_k and the cluster it was last in."""
+
+    q: Gaussian
+    cluster: Array
+
+
+@struct
+class Assigned:
+    """cFedBayes' message: the cluster and the localised global model."""
+
+    cluster: Array
+    w: Gaussian
+
+
+@struct
+class NIW:
+    """FedHB's server: m0, diagonal V0, the frozen head, N."""
+
+    m0: Weights
+    v0: Weights
+    head: Weights
+    num_clients: Array
+
+
+@struct
+class Prototypes:
+    """FedHB-Mixture's server: r_1 … r_K on axis 0, and the gate."""
+
+    r: Weights
+    gate: Params
+
+
+@struct
+class GatedUpdate:
+    """FedHB-Mixture's message."""
+
+    m: Weights
+    gate: Params
+
+
+@struct
+class Amortised:
+    """FedVI's broadcast: θ and the amortiser."""
+
+    theta: Params
+    amortiser: Params
+
+
+@struct
+class WithOptimiser:
+    """A server that takes optimiser steps."""
+
+    value: Any
+    optimiser: Any
+
+
+@struct
+class AmortisedPosterior:
+    """FedVI's posterior: θ, and q(β | support)."""
+
+    theta: Params
+    beta: Gaussian
+
+
+@struct
+class OwnBNN:
+    """FedBNN's client: q_k and the prior ψ_k, of the client's own architecture."""
+
+    q: Gaussian
+    psi: Gaussian
+
+
+@struct
+class Alignment:
+    """FedBNN's server: the mean output on the public inputs, and the last one of every client."""
+
+    mean: Array
+    cache: Array
+
+
+@struct
+class Population_:
+    """FedPop's broadcast: φ and β."""
+
+    phi: Params
+    beta: Gaussian
+
+
+@struct
+class Scores:
+    """FedPop's message: the averaged gradients I and J."""
+
+    beta: Gaussian
+    phi: Params
+
+
+@struct
+class Samples:
+    """FedPop's posterior: φ and draws of z on axis 0."""
+
+    phi: Params
+    z: Weights
+
+
+@struct
+class Control:
+    """SCAFFOLD's server and message: weights and a control variate."""
+
+    params: Params
+    variate: Weights
+
+
+@struct
+class Neighbours:
+    """kNN-Per's posterior: the global weights and the client's own examples."""
+
+    params: Params
+    examples: Batch
+
+
+@struct
+class PFedBayes:
+    linear: ClassVar[bool] = True
+
+    def check(self) -> None: ...
+    def init(self, task: Task, key: Key) -> Gaussian: ...
+    def broadcast(self, server: Gaussian) -> Gaussian: ...
+    def enrol(self, task: Task, down: Gaussian, key: Key) -> PersonalGaussian: ...
+    def client_update(
+        self, task: Task, down: Gaussian, client: PersonalGaussian, data: Shard, key: Key
+    ) -> tuple[PersonalGaussian, Message[Gaussian], Info]: ...
+    def aggregate(
+        self, task: Task, server: Gaussian, messages: Message[Gaussian], key: Key
+    ) -> tuple[Gaussian, Info]: ...
+    def personalise(self, task: Task, down: Gaussian, client: PersonalGaussian, data: Shard, key: Key) -> Gaussian: ...
+    def predict(self, task: Task, posterior: Gaussian, x: Array, key: Key) -> Predictive: ...
+    def population(self, task: Task, down: Gaussian, data: Shard | None, key: Key) -> Gaussian: ...
+    def divergence(self, task: Task, down: Gaussian, posterior: Gaussian) -> Array: ...
+    def draws(self, task: Task, posterior: Gaussian, key: Key, num: int) -> Params: ...
+
+
+@struct
+class SFedBayes:
+    linear: ClassVar[bool] = True
+
+    def check(self) -> None: ...
+    def init(self, task: Task, key: Key) -> SpikeSlab: ...
+    def broadcast(self, server: SpikeSlab) -> SpikeSlab: ...
+    def enrol(self, task: Task, down: SpikeSlab, key: Key) -> Nothing: ...
+    def client_update(
+        self, task: Task, down: SpikeSlab, client: Nothing, data: Shard, key: Key
+    ) -> tuple[Nothing, Message[SpikeSlab], Info]: ...
+    def aggregate(
+        self, task: Task, server: SpikeSlab, messages: Message[SpikeSlab], key: Key
+    ) -> tuple[SpikeSlab, Info]: ...
+    def personalise(self, task: Task, down: SpikeSlab, client: Nothing, data: Shard, key: Key) -> SpikeSlab: ...
+    def predict(self, task: Task, posterior: SpikeSlab, x: Array, key: Key) -> Predictive: ...
+    def population(self, task: Task, down: SpikeSlab, data: Shard | None, key: Key) -> SpikeSlab: ...
+    def divergence(self, task: Task, down: SpikeSlab, posterior: SpikeSlab) -> Array: ...
+    def draws(self, task: Task, posterior: SpikeSlab, key: Key, num: int) -> Params: ...
+
+
+@struct
+class CFedBayes:
+    linear: ClassVar[bool] = False
+
+    def check(self) -> None: ...
+    def init(self, task: Task, key: Key) -> Gaussian: ...
+    def broadcast(self, server: Gaussian) -> Gaussian: ...
+    def enrol(self, task: Task, down: Gaussian, key: Key) -> Clustered: ...
+    def client_update(
+        self, task: Task, down: Gaussian, client: Clustered, data: Shard, key: Key
+    ) -> tuple[Clustered, Message[Assigned], Info]: ...
+    def aggregate(
+        self, task: Task, server: Gaussian, messages: Message[Assigned], key: Key
+    ) -> tuple[Gaussian, Info]: ...
+    def personalise(self, task: Task, down: Gaussian, client: Clustered, data: Shard, key: Key) -> Clustered: ...
+    def predict(self, task: Task, posterior: Clustered, x: Array, key: Key) -> Predictive: ...
+    def population(self, task: Task, down: Gaussian, data: Shard | None, key: Key) -> Clustered: ...
+    def divergence(self, task: Task, down: Gaussian, posterior: Clustered) -> Array: ...
+    def draws(self, task: Task, posterior: Clustered, key: Key, num: int) -> Params: ...
+
+
+@struct
+class FedHBNIW:
+    linear: ClassVar[bool] = False
+
+    def check(self) -> None: ...
+    def init(self, task: Task, key: Key) -> NIW: ...
+    def broadcast(self, server: NIW) -> NIW: ...
+    def enrol(self, task: Task, down: NIW, key: Key) -> Weights: ...
+    def client_update(
+        self, task: Task, down: NIW, client: Weights, data: Shard, key: Key
+    ) -> tuple[Weights, Message[Weights], Info]: ...
+    def aggregate(self, task: Task, server: NIW, messages: Message[Weights], key: Key) -> tuple[NIW, Info]: ...
+    def personalise(self, task: Task, down: NIW, client: Weights, data: Shard, key: Key) -> Params: ...
+    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive: ...
+    def population(self, task: Task, down: NIW, data: Shard | None, key: Key) -> Params: ...
+
+
+@struct
+class FedHBMixture:
+    linear: ClassVar[bool] = False
+
+    def check(self) -> None: ...
+    def init(self, task: Task, key: Key) -> Prototypes: ...
+    def broadcast(self, server: Prototypes) -> Prototypes: ...
+    def enrol(self, task: Task, down: Prototypes, key: Key) -> Weights: ...
+    def client_update(
+        self, task: Task, down: Prototypes, client: Weights, data: Shard, key: Key
+    ) -> tuple[Weights, Message[GatedUpdate], Info]: ...
+    def aggregate(
+        self, task: Task, server: Prototypes, messages: Message[GatedUpdate], key: Key
+    ) -> tuple[Prototypes, Info]: ...
+    def personalise(self, task: Task, down: Prototypes, client: Weights, data: Shard, key: Key) -> Prototypes: ...
+    def predict(self, task: Task, posterior: Prototypes, x: Array, key: Key) -> Predictive: ...
+    def population(self, task: Task, down: Prototypes, data: Shard | None, key: Key) -> Prototypes: ...
+
+
+@struct
+class FedVI:
+    linear: ClassVar[bool] = True
+
+    def check(self) -> None: ...
+    def init(self, task: Task, key: Key) -> WithOptimiser: ...
+    def broadcast(self, server: WithOptimiser) -> Amortised: ...
+    def enrol(self, task: Task, down: Amortised, key: Key) -> Nothing: ...
+    def client_update(
+        self, task: Task, down: Amortised, client: Nothing, data: Shard, key: Key
+    ) -> tuple[Nothing, Message[Amortised], Info]: ...
+    def aggregate(
+        self, task: Task, server: WithOptimiser, messages: Message[Amortised], key: Key
+    ) -> tuple[WithOptimiser, Info]: ...
+    def personalise(
+        self, task: Task, down: Amortised, client: Nothing, data: Shard, key: Key
+    ) -> AmortisedPosterior: ...
+    def predict(self, task: Task, posterior: AmortisedPosterior, x: Array, key: Key) -> Predictive: ...
+    def population(self, task: Task, down: Amortised, data: Shard | None, key: Key) -> AmortisedPosterior: ...
+    def divergence(self, task: Task, down: Amortised, posterior: AmortisedPosterior) -> Array: ...
+    def draws(self, task: Task, posterior: AmortisedPosterior, key: Key, num: int) -> Params: ...
+
+
+@struct
+class FedBNN:
+    linear: ClassVar[bool] = False
+
+    def check(self) -> None: ...
+    def init(self, task: Task, key: Key) -> Alignment: ...
+    def broadcast(self, server: Alignment) -> Array: ...
+    def enrol(self, task: Task, down: Array, key: Key) -> OwnBNN: ...
+    def client_update(
+        self, task: Task, down: Array, client: OwnBNN, data: Shard, key: Key
+    ) -> tuple[OwnBNN, Message[Array], Info]: ...
+    def aggregate(
+        self, task: Task, server: Alignment, messages: Message[Array], key: Key
+    ) -> tuple[Alignment, Info]: ...
+    def personalise(self, task: Task, down: Array, client: OwnBNN, data: Shard, key: Key) -> Gaussian: ...
+    def predict(self, task: Task, posterior: Gaussian, x: Array, key: Key) -> Predictive: ...
+    def draws(self, task: Task, posterior: Gaussian, key: Key, num: int) -> Params: ...
+
+
+@struct
+class FedPop:
+    linear: ClassVar[bool] = True
+
+    def check(self) -> None: ...
+    def init(self, task: Task, key: Key) -> WithOptimiser: ...
+    def broadcast(self, server: WithOptimiser) -> Population_: ...
+    def enrol(self, task: Task, down: Population_, key: Key) -> Weights: ...
+    def client_update(
+        self, task: Task, down: Population_, client: Weights, data: Shard, key: Key
+    ) -> tuple[Weights, Message[Scores], Info]: ...
+    def aggregate(
+        self, task: Task, server: WithOptimiser, messages: Message[Scores], key: Key
+    ) -> tuple[WithOptimiser, Info]: ...
+    def personalise(self, task: Task, down: Population_, client: Weights, data: Shard, key: Key) -> Samples: ...
+    def predict(self, task: Task, posterior: Samples, x: Array, key: Key) -> Predictive: ...
+    def population(self, task: Task, down: Population_, data: Shard | None, key: Key) -> Samples: ...
+    def draws(self, task: Task, posterior: Samples, key: Key, num: int) -> Params: ...
+
+
+@struct
+class FedBE:
+    """The server samples models around the mean of the clients' and distils them on the public inputs."""
+
+    linear: ClassVar[bool] = False
+    num_samples: ClassVar[int] = 3
+
+    def check(self) -> None: ...
+
+    def init(self, task: Task, key: Key) -> Params:
+        return task.init(key)
+
+    def broadcast(self, server: Params) -> Params:
+        return server
+
+    def enrol(self, task: Task, down: Params, key: Key) -> Nothing:
+        return ()
+
+    def client_update(
+        self, task: Task, down: Params, client: Nothing, data: Shard, key: Key
+    ) -> tuple[Nothing, Message[Params], Info]:
+        return client, Message(down, weight=jnp.float32(1)), {}
+
+    def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
+        public = task.public
+        assert public is not None
+        mean = trees.weighted_mean(messages.payload, messages.weight, otherwise=server)
+        target = jax.nn.softmax(task.model.apply(mean, public)[0])
+
+        def distil(weights: Weights) -> Array:
+            logits, _ = task.model.apply(Params(weights, mean.stats), public)
+            return jnp.mean(optax.safe_softmax_cross_entropy(logits, target))
+
+        loss, gradient = jax.value_and_grad(distil)(mean.weights)
+        return Params(trees.axpy(-0.01, gradient, mean.weights), mean.stats), {"distilled": loss}
+
+    def personalise(self, task: Task, down: Params, client: Nothing, data: Shard, key: Key) -> Params:
+        return down
+
+    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
+        return point(task.model.apply(posterior, x)[0])
+
+
+@struct
+class Scaffold:
+    """Control variates on both sides; the server's moves by |S|/N of the mean change."""
+
+    linear: ClassVar[bool] = False
+    step_size: float = 0.1
+
+    def check(self) -> None: ...
+
+    def init(self, task: Task, key: Key) -> Control:
+        params = task.init(key)
+        return Control(params, jax.tree.map(jnp.zeros_like, params.weights))
+
+    def broadcast(self, server: Control) -> Control:
+        return server
+
+    def enrol(self, task: Task, down: Control, key: Key) -> Weights:
+        return jax.tree.map(jnp.zeros_like, down.variate)
+
+    def client_update(
+        self, task: Task, down: Control, client: Weights, data: Shard, key: Key
+    ) -> tuple[Weights, Message[Control], Info]:
+        gradient = jax.grad(lambda w: task.nll(Params(w, down.params.stats), data.padded(), key)[0])(
+            down.params.weights
+        )
+        step = trees.add(trees.sub(gradient, client), down.variate)
+        weights = trees.axpy(-self.step_size, step, down.params.weights)
+        sent = Control(Params(weights, down.params.stats), trees.sub(gradient, client))
+        return gradient, Message(sent, weight=jnp.float32(1)), {}
+
+    def aggregate(self, task: Task, server: Control, messages: Message[Control], key: Key) -> tuple[Control, Info]:
+        zero = Control(server.params, jax.tree.map(jnp.zeros_like, server.variate))
+        mean = trees.weighted_mean(messages.payload, messages.weight, otherwise=zero)
+        share = jnp.sum(messages.weight > 0) / task.num_clients
+        return Control(mean.params, trees.axpy(share, mean.variate, server.variate)), {}
+
+    def personalise(self, task: Task, down: Control, client: Weights, data: Shard, key: Key) -> Params:
+        return down.params
+
+    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
+        return point(task.model.apply(posterior, x)[0])
+
+
+@struct
+class KNNPer:
+    """The global model beside a vote of the nearest of the client's own examples."""
+
+    linear: ClassVar[bool] = True
+    lam: float = 0.5
+
+    def check(self) -> None: ...
+
+    def init(self, task: Task, key: Key) -> Params:
+        return task.init(key)
+
+    def broadcast(self, server: Params) -> Params:
+        return server
+
+    def enrol(self, task: Task, down: Params, key: Key) -> Nothing:
+        return ()
+
+    def client_update(
+        self, task: Task, down: Params, client: Nothing, data: Shard, key: Key
+    ) -> tuple[Nothing, Message[Params], Info]:
+        return client, Message(down, weight=data.count.astype("float32")), {}
+
+    def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
+        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
+
+    def personalise(self, task: Task, down: Params, client: Nothing, data: Shard, key: Key) -> Neighbours:
+        return Neighbours(down, data.padded())
+
+    def predict(self, task: Task, posterior: Neighbours, x: Array, key: Key) -> Predictive:
+        logits, _ = task.model.apply(posterior.params, x)
+        own, examples = posterior.examples.y, posterior.examples.x
+        assert own is not None
+        distance = jnp.sum((x[:, None] - examples[None]) ** 2, axis=tuple(range(2, x.ndim + 1)))
+        distance = jnp.where(posterior.examples.mask[None] > 0, distance, jnp.inf)
+        nearest = jax.nn.one_hot(own[jnp.argmin(distance, axis=1)], logits.shape[-1])
+        vote = jnp.log(0.98 * nearest + 0.02 / logits.shape[-1])
+        log_weights = jnp.log(jnp.stack([1 - self.lam, self.lam]))[:, None]
+        return Predictive(jnp.stack([logits, vote]), jnp.broadcast_to(log_weights, (2, x.shape[0])))
+
+
+# The type checker's part of the test.
+_pfedbayes: Method[Gaussian, Gaussian, PersonalGaussian, Gaussian, Gaussian] = PFedBayes()
+_sfedbayes: Method[SpikeSlab, SpikeSlab, Nothing, SpikeSlab, SpikeSlab] = SFedBayes()
+_cfedbayes: Method[Gaussian, Gaussian, Clustered, Assigned, Clustered] = CFedBayes()
+_fedhbniw: Method[NIW, NIW, Weights, Weights, Params] = FedHBNIW()
+_fedhbmixture: Method[Prototypes, Prototypes, Weights, GatedUpdate, Prototypes] = FedHBMixture()
+_fedvi: Method[WithOptimiser, Amortised, Nothing, Amortised, AmortisedPosterior] = FedVI()
+_fedbnn: Method[Alignment, Array, OwnBNN, Array, Gaussian] = FedBNN()
+_fedpop: Method[WithOptimiser, Population_, Weights, Scores, Samples] = FedPop()
+_fedbe: Method[Params, Params, Nothing, Params, Params] = FedBE()
+_scaffold: Method[Control, Control, Weights, Control, Params] = Scaffold()
+_knn_per: Method[Params, Params, Nothing, Params, Neighbours] = KNNPer()
+_selects: Population[Gaussian, Clustered] = CFedBayes()
+_certified: Divergence[Gaussian, Gaussian] = PFedBayes()
+_drawn: Draws[Samples] = FedPop()
+
+
+@pytest.mark.parametrize("method", [FedBE(), Scaffold(), KNNPer()], ids=lambda method: type(method).__name__)
+def test_the_strained_methods_go_through_every_verb(method: Any) -> None:
+    task, shards = tiny_task(), tiny_shards()
+    task = Task(task.model, task.likelihood, task.input_shape, task.num_clients, task.is_head, jnp.ones((6, 5)))
+
+    def life(key: Key) -> tuple[Any, Any, Predictive]:
+        server = method.init(task, key)
+        down = method.broadcast(server)
+        client = method.enrol(task, down, rng.key(key, rng.Stream.ENROL))
+        data = shards.of(jnp.int32(0))
+        client, message, _ = method.client_update(task, down, client, data, rng.key(key, rng.Stream.CLIENT))
+        stack = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), message)
+        new, _ = method.aggregate(task, server, stack, rng.key(key, rng.Stream.SERVER))
+        posterior = method.personalise(task, method.broadcast(new), client, data, rng.key(key, rng.Stream.COHORT))
+        return server, new, method.predict(task, posterior, jnp.ones((2, 5)), rng.key(key, rng.Stream.EVALUATION))
+
+    server, new, predictive = jax.eval_shape(life, rng.root(0))
+    jax.tree.map(lambda before, after: None, server, new)  # raises unless the structures agree
+    assert predictive.outputs.shape[1:] == (2, 3)
