@@ -1,0 +1,37 @@
+"""Bayesian personalised federated learning: the federation learns the prior, every client keeps its posterior."""
+
+from priory import data
+from priory.core.errors import UsageError
+from priory.engine import Listener, PersonalModel, Prediction, Run, Settings, load, resume, simulate
+from priory.fed.local import Optimiser, Work
+from priory.methods.ditto import Ditto
+from priory.methods.fedavg import FedAvg
+from priory.methods.fedbabu import FedBABU
+from priory.methods.fedprox import FedProx
+from priory.methods.fedrep import FedRep
+from priory.methods.local import Local
+from priory.methods.pooled import Pooled
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Ditto",
+    "FedAvg",
+    "FedBABU",
+    "FedProx",
+    "FedRep",
+    "Listener",
+    "Local",
+    "Optimiser",
+    "PersonalModel",
+    "Pooled",
+    "Prediction",
+    "Run",
+    "Settings",
+    "UsageError",
+    "Work",
+    "data",
+    "load",
+    "resume",
+    "simulate",
+]

@@ -1,0 +1,107 @@
+"""Who takes part in a round: drawn in O(cohort), whatever the number of clients."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from priory.core.errors import UsageError
+from priory.core.rng import Key
+from priory.core.struct import struct
+
+
+@struct
+class Slots:
+    """The places of a round, (capacity,); a place may stay empty.
+
+    Attributes:
+        ids: Client id of each place.
+        filled: Whether a client runs there and keeps its state.
+        uploads: Whether its message counts.
+    """
+
+    ids: Array
+    filled: Array
+    uploads: Array
+
+
+@dataclass(frozen=True)
+class Participation:
+    """How clients are drawn.
+
+    Attributes:
+        num_clients: N.
+        cohort: Clients whose messages count in a round, on average for `bernoulli`.
+        active: Clients that run and keep their state; the cohort is a part of them.
+        kind: `fixed` draws exactly so many; `bernoulli` draws each client independently.
+    """
+
+    num_clients: int
+    cohort: int
+    active: int
+    kind: Literal["fixed", "bernoulli"] = "fixed"
+
+    @property
+    def capacity(self) -> int:
+        """Places that a round needs; a Bernoulli draw above mean + 6 standard deviations is cut there."""
+        if self.kind == "fixed":
+            return self.active
+        mean = self.cohort
+        deviation = math.sqrt(mean * (1 - mean / self.num_clients))
+        return min(self.num_clients, mean + math.ceil(6 * deviation) + 1)
+
+    def check(self) -> None:
+        """Raise on a cohort that this federation cannot fill."""
+        for name, value in (("cohort", self.cohort), ("active", self.active)):
+            if not 1 <= value <= self.num_clients:
+                raise UsageError(
+                    f"{name}={value} does not fit the {self.num_clients} clients of this federation; "
+                    f"choose 1 to {self.num_clients}."
+                )
+        if self.active < self.cohort:
+            raise UsageError(f"active={self.active} is smaller than cohort={self.cohort}; the cohort is a part of it.")
+        if self.kind == "bernoulli" and self.active != self.cohort:
+            raise UsageError(f"active={self.active} needs fixed participation; leave it out for bernoulli.")
+
+    def draw(self, key: Key) -> Slots:
+        """The places of one round."""
+        key_ids, key_size = jax.random.split(key)
+        ids = subset(key_ids, self.num_clients, self.capacity)
+        place = jnp.arange(self.capacity)
+        if self.kind == "fixed":
+            return Slots(ids, jnp.full(self.capacity, True), place < self.cohort)
+        size = jax.random.binomial(key_size, self.num_clients, self.cohort / self.num_clients)
+        return Slots(ids, place < size, place < size)
+
+
+def subset(key: Key, num: int, size: int) -> Array:
+    """`size` distinct numbers of 0 … num − 1 in random order, every ordered choice equally likely, in O(size²).
+
+    Floyd's algorithm (Bentley and Floyd, 1987): an urn of 10⁶ clients would cost more than the round it feeds.
+    """
+    if 8 * size >= num:  # then shuffling them all is O(size) too
+        return jax.random.permutation(key, num)[:size]
+    key_draw, key_order = jax.random.split(key)
+    last = jnp.arange(num - size, num)
+    draws = jax.random.randint(key_draw, (size,), 0, last + 1)
+
+    def step(i: Array, chosen: Array) -> Array:
+        return chosen.at[i].set(jnp.where(jnp.any(chosen == draws[i]), last[i], draws[i]))
+
+    chosen = jax.lax.fori_loop(0, size, step, jnp.full(size, -1, draws.dtype))
+    return jax.random.permutation(key_order, chosen)
+
+
+def deal(slots: Slots, size: Array, places: int, hands: int) -> Slots:
+    """The slots ordered for `hands` devices, filled up with empty ones to `places`, (hands · places / hands,).
+
+    Large clients first and round robin, so that devices finish together and a chunk holds clients of like size.
+    """
+    empty = places - slots.ids.shape[0]
+    padded = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.zeros(empty, leaf.dtype)]), slots)
+    order = jnp.argsort(jnp.where(padded.filled, -size[padded.ids], 1))
+    order = order.reshape(places // hands, hands).T.reshape(places)
+    return jax.tree.map(lambda leaf: leaf[order], padded)

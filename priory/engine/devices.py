@@ -1,0 +1,88 @@
+"""Arrays on the devices of one process or of many."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from priory.core import rng
+from priory.core.rng import Key
+from priory.data import Federation, Split
+from priory.engine.rounds import AXIS
+from priory.fed.shard import Pool, Shards
+
+
+def mesh_of_all() -> Mesh:
+    """One axis over every device that JAX sees."""
+    return Mesh(np.array(jax.devices()), (AXIS,))
+
+
+def everywhere(tree: Any, mesh: Mesh) -> Any:
+    """The tree with a copy on each device."""
+    return jax.device_put(tree, NamedSharding(mesh, P()))
+
+
+def root_key(seed: int, mesh: Mesh) -> Key:
+    """The root key of a run with a copy on each device; a key cannot be sent to devices of another process."""
+    return jax.jit(rng.root, static_argnames="seed", out_shardings=NamedSharding(mesh, P()))(seed=seed)
+
+
+def agreed(value: int) -> int:
+    """What the first process says: clocks and signals differ, and all must take the same path."""
+    return value if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+
+
+def shared_out(tree: Any, mesh: Mesh) -> Any:
+    """The tree with its leading axis shared out over the devices."""
+    return jax.device_put(tree, NamedSharding(mesh, P(AXIS)))
+
+
+def zeros_shared_out(shapes: Any, mesh: Mesh) -> Any:
+    """Zeros of the given shapes, made where they will live."""
+
+    @partial(jax.jit, out_shardings=NamedSharding(mesh, P(AXIS)))
+    def make() -> Any:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    return make()
+
+
+@partial(jax.jit, static_argnames="mesh")
+def take_rows(tree: Any, rows: Array, *, mesh: Mesh) -> Any:
+    """The given rows of a tree that is shared out, shared out again."""
+    sharding = NamedSharding(mesh, P(AXIS))
+    return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf[rows], sharding), tree)
+
+
+@partial(jax.jit, static_argnames="mesh", donate_argnames="tree")
+def put_rows(tree: Any, rows: Array, new: Any, *, mesh: Mesh) -> Any:
+    """The tree with the given rows replaced."""
+    sharding = NamedSharding(mesh, P(AXIS))
+    return jax.tree.map(
+        lambda leaf, value: jax.lax.with_sharding_constraint(leaf.at[rows].set(value), sharding), tree, new
+    )
+
+
+def to_host(tree: Any, mesh: Mesh) -> Any:
+    """The tree as numpy arrays, whichever process its parts live in."""
+    if jax.process_count() > 1:
+        tree = jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, P()))(tree)
+    return jax.tree.map(np.asarray, tree)
+
+
+def shards_of(federation: Federation, mesh: Mesh, *parts: str) -> tuple[Shards, ...]:
+    """The shards of the named parts over one pool, placed on each device once: a later call copies nothing."""
+    scaling = np.float32(federation.shift), np.float32(federation.factor)
+    pool = Pool(*everywhere((federation.x, federation.y, federation.scale, *scaling), mesh))
+
+    def one(split: Split) -> Shards:
+        start, count = everywhere((split.start.astype(np.int32), split.count.astype(np.int32)), mesh)
+        return Shards(pool, start, count, int(split.count.max(initial=0)))
+
+    return tuple(one(getattr(federation, part)) for part in parts)

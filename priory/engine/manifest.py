@@ -1,0 +1,126 @@
+"""The manifest: every setting of a run as TOML, enough to run it again and get the same numbers."""
+
+import dataclasses
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import jax
+import numpy as np
+
+from priory import data, methods
+from priory.core.errors import UsageError
+from priory.data import Federation
+from priory.engine import settings
+from priory.engine.rounds import Plan
+from priory.engine.settings import Settings
+from priory.fed.method import Channel
+
+PACKAGES = ("priory", "jax", "flax", "optax", "numpy")
+
+
+def write(
+    method: Any, federation: Federation, chosen: Settings, model: Any, channel: Channel | None, plan: Plan
+) -> dict[str, Any]:
+    """The manifest of a run; what only Python can express is named, and must be given again."""
+    given = {"model": model, "channel": channel}
+    return {
+        **describe(method, federation, chosen),
+        "given": {name: repr(value) for name, value in given.items() if value is not None},
+        "environment": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in PACKAGES},
+            "backend": jax.default_backend(),
+            "devices": plan.hands,
+            "client_batch": plan.chunk,
+            "data_checksum": federation.checksum,
+        },
+    }
+
+
+def describe(method: Any, federation: Federation, chosen: Settings) -> dict[str, Any]:
+    """The tables of a manifest that decide what is run."""
+    return {
+        "method": {"name": methods.name_of(method), **to_table(method)},
+        "run": _without_none(dataclasses.asdict(chosen) | {"schedule": list(chosen.schedule)}),
+        "data": federation.spec,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What a manifest describes."""
+
+    method: Any
+    federation: Federation
+    settings: Settings
+    given: dict[str, str]
+    environment: dict[str, Any]
+
+
+def read(table: dict[str, Any], federation: Federation | None = None) -> Recipe:
+    """The method, data and settings of a manifest; data that no name describes are passed in."""
+    for part in ("method", "run", "data"):
+        if not isinstance(table.get(part), dict):
+            raise UsageError(f"The manifest has no [{part}] table; name the manifest.toml that a run wrote.")
+    hyper = dict(table["method"])
+    method = from_table(methods.get(str(hyper.pop("name", ""))), hyper)
+    if federation is None:
+        federation = data.from_spec(table["data"])
+    expected = table.get("environment", {}).get("data_checksum", federation.checksum)
+    if federation.checksum != expected:
+        raise UsageError(
+            f"The data have checksum {federation.checksum[:12]} where the manifest says {expected[:12]}; "
+            "give the files that the run was made with."
+        )
+    return Recipe(method, federation, settings.make(table["run"]), table.get("given", {}), table.get("environment", {}))
+
+
+def to_table(struct: Any) -> dict[str, Any]:
+    """The fields of a (nested) dataclass as TOML values; None is left out."""
+    table = {}
+    for field in dataclasses.fields(struct):
+        value = getattr(struct, field.name)
+        table[field.name] = to_table(value) if dataclasses.is_dataclass(value) else _plain(value)
+    return _without_none(table)
+
+
+def from_table(cls: type[Any], table: dict[str, Any]) -> Any:
+    """The (nested) dataclass of a table; fields that the table leaves out keep their defaults."""
+    default = cls()
+    known = {field.name: getattr(default, field.name) for field in dataclasses.fields(cls)}
+    values = {}
+    for name, value in table.items():
+        if name not in known:
+            raise UsageError(f"{name} is not a field of {cls.__name__}; choose from {', '.join(known)}.")
+        nested = dataclasses.is_dataclass(known[name]) and isinstance(value, dict)
+        values[name] = from_table(type(known[name]), value) if nested else _like(known[name], value, name)
+    return cls(**values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    return value.item() if isinstance(value, (np.generic, np.ndarray, jax.Array)) else value
+
+
+def _like(default: Any, value: Any, name: str) -> Any:
+    """A TOML value with the type of the default: whole numbers may stand for floats, lists for tuples."""
+    if isinstance(default, tuple) and isinstance(value, list):
+        return tuple(value)
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if default is not None and not isinstance(value, type(default)):
+        raise UsageError(f"{name}={value!r} should be a {type(default).__name__}; correct the manifest.")
+    return value
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if value is not None}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"

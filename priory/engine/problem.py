@@ -1,0 +1,67 @@
+"""The problem that a federation poses: likelihood, network and head, checked before anything is compiled."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from priory.core import rng
+from priory.core.errors import UsageError
+from priory.core.rng import Key
+from priory.data import Federation
+from priory.engine.settings import Settings
+from priory.fed.method import Task
+from priory.models.likelihood import Categorical, Gaussian, WithScale
+from priory.models.model import Head, Model, as_model, default, parse
+
+
+def task_of(federation: Federation, chosen: Settings, model: Any = None) -> Task:
+    """The problem that a federation poses."""
+    likelihood, outputs = _likelihood(federation, chosen)
+    shape = federation.input_shape
+    network: Model
+    if model is not None:
+        network = as_model(model)
+    elif chosen.model is not None:
+        network = parse(chosen.model, input_shape=shape, num_outputs=outputs)
+    else:
+        network = default(shape, outputs)
+    if isinstance(likelihood, Gaussian) and likelihood.scale == "learned":
+        network = WithScale(network)
+    _check_outputs(network, shape, outputs + isinstance(network, WithScale))
+    head = Head(chosen.head if chosen.head is not None else network.last_layer(shape))
+    return Task(network, likelihood, shape, federation.num_clients, head)
+
+
+def _likelihood(federation: Federation, chosen: Settings) -> tuple[Categorical | Gaussian, int]:
+    if federation.num_classes is not None:
+        if chosen.scale is not None:
+            raise UsageError(
+                f"scale={chosen.scale} belongs to a regression, but {federation.name} has classes; leave it out."
+            )
+        return Categorical(federation.num_classes), federation.num_classes
+    known = federation.scale is not None
+    scale = chosen.scale if chosen.scale is not None else ("column" if known else "learned")
+    if scale == "column" and not known:
+        raise UsageError(
+            f"scale=column needs standard errors, which {federation.name} has not; give a number or learned."
+        )
+    return Gaussian(scale), 1
+
+
+def _check_outputs(network: Model, shape: tuple[int, ...], outputs: int) -> None:
+    """Raise when the model does not fit the data, before anything is compiled."""
+
+    def forward(key: Key) -> Any:
+        return network.apply(network.init(key, shape), jnp.zeros((2, *shape)))[0]
+
+    try:
+        got = jax.eval_shape(forward, jax.eval_shape(rng.root, 0)).shape
+    except UsageError:
+        raise
+    except Exception as error:  # whatever a user's network raises on a shape it cannot take
+        raise UsageError(f"The model cannot take inputs of shape {shape} ({error}); choose one that does.") from error
+    if got != (2, outputs):
+        raise UsageError(
+            f"The model gives outputs of shape {got[1:]} where the data need {(outputs,)}; change its last layer."
+        )

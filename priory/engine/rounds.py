@@ -1,0 +1,338 @@
+"""Compiled rounds: draw the cohort, run its clients, aggregate.
+
+One function serves a laptop, several devices and several hosts. Everything runs inside `shard_map` over a mesh axis of
+devices: each device works through its share of the cohort's places, by scan, by vmap or in chunks (`client_batch`), and
+the server is computed on all of them alike. A linear method streams: only a running sum is kept, and `aggregate` sees a
+stack of one (law 3). A block of rounds is a loop with a traced number of trips, so no block length compiles anew.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from priory.core import rng, trees
+from priory.core.rng import Key, Stream
+from priory.core.struct import replace, struct
+from priory.engine.cohort import Participation, Slots, deal
+from priory.fed import channel as uplink
+from priory.fed import schedule, screen
+from priory.fed.method import Channel, Info, Message, Task
+from priory.fed.shard import Shard, Shards
+
+AXIS = "clients"
+EMPTY, COUNTED, KEPT, REJECTED = range(4)  # status of a place: nobody, counted, ran without uploading, not finite
+
+
+@struct
+class Record:
+    """What is kept of a client between rounds.
+
+    Attributes:
+        joined: Whether it has enrolled; a client enrols when it is first called, in simulation as in deployment.
+        client: The method's client state.
+        memory: The uplink channel's memory.
+    """
+
+    joined: Array
+    client: Any
+    memory: Any
+
+
+@struct
+class Trace:
+    """What happened in the rounds of a block, (rounds, ...).
+
+    Attributes:
+        ids: Client in each place, (rounds, places).
+        status: EMPTY, COUNTED, KEPT or REJECTED, (rounds, places).
+        info: Means over the clients that ran, and what the server reports, (rounds,) each.
+    """
+
+    ids: Array
+    status: Array
+    info: Info
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about the rounds that is fixed at compile time.
+
+    Attributes:
+        participation: Who is drawn.
+        rounds: T, which schedules refer to.
+        schedules: Hyper-parameters that change with the round.
+        client_batch: Clients that a device runs at once: 1 is a scan, the whole share a vmap.
+        weighting: `method` keeps the weights that clients send; `uniform` and `examples` override them.
+        stack: Whether `aggregate` sees all messages although the method is linear.
+        block: Most rounds that are run between two looks.
+        mesh: The devices.
+    """
+
+    participation: Participation
+    rounds: int
+    schedules: tuple[schedule.Schedule, ...]
+    client_batch: int
+    weighting: Literal["method", "uniform", "examples"]
+    stack: bool
+    block: int
+    mesh: Mesh
+
+    @property
+    def hands(self) -> int:
+        """Number of devices."""
+        return self.mesh.size
+
+    @property
+    def chunk(self) -> int:
+        """Clients that a device really runs at once."""
+        return min(self.client_batch, -(-self.participation.capacity // self.hands))
+
+    @property
+    def places(self) -> int:
+        """Places of a round over all devices, a multiple of devices and chunk."""
+        step = self.hands * self.chunk
+        return -(-self.participation.capacity // step) * step
+
+
+@partial(jax.jit, static_argnames="plan", donate_argnames=("server", "records"))
+def run_block(
+    method: Any,
+    task: Task,
+    channel: Channel | None,
+    shards: Shards,
+    root: Key,
+    start: Array,
+    stop: Array,
+    server: Any,
+    records: Record,
+    *,
+    plan: Plan,
+) -> tuple[Any, Record, Trace]:
+    """The server and all clients' records after rounds start … stop − 1; records live on the devices, shared out."""
+
+    def device(method, task, channel, shards, root, start, stop, server, records):  # type: ignore[no-untyped-def]
+        def one(t: Array, server: Any, records: Record) -> tuple[Any, Record, Trace]:
+            slots = draw_slots(plan, shards, root, t)
+            here = _fetch(records, slots.ids, plan)
+            server, here, happened = _round(plan, method, task, channel, shards, root, t, server, here, slots)
+            return server, _store(records, slots, here, plan), happened
+
+        def body(t: Array, carry: tuple[Any, Record, Trace]) -> tuple[Any, Record, Trace]:
+            server, records, happened = one(t, *carry[:2])
+            return server, records, jax.tree.map(lambda all_, new: all_.at[t - start].set(new), carry[2], happened)
+
+        happened = jax.eval_shape(one, start, server, records)[2]
+        trace = jax.tree.map(lambda leaf: jnp.zeros((plan.block, *leaf.shape), leaf.dtype), happened)
+        return lax.fori_loop(start, stop, body, (server, records, trace))
+
+    spec = (P(),) * 8 + (P(AXIS),)
+    mapped = jax.shard_map(device, mesh=plan.mesh, in_specs=spec, out_specs=(P(), P(AXIS), P()), check_vma=False)
+    return mapped(method, task, channel, shards, root, start, stop, server, records)
+
+
+@partial(jax.jit, static_argnames="plan", donate_argnames=("server", "here"))
+def run_round(
+    method: Any,
+    task: Task,
+    channel: Channel | None,
+    shards: Shards,
+    root: Key,
+    t: Array,
+    server: Any,
+    here: Record,
+    *,
+    plan: Plan,
+) -> tuple[Any, Record, Trace]:
+    """The server and the cohort's records after round t; records come from a store and go back to it."""
+
+    def device(method, task, channel, shards, root, t, server, here):  # type: ignore[no-untyped-def]
+        slots = draw_slots(plan, shards, root, t)
+        return _round(plan, method, task, channel, shards, root, t, server, here, slots)
+
+    spec = (P(),) * 7 + (P(AXIS),)
+    mapped = jax.shard_map(device, mesh=plan.mesh, in_specs=spec, out_specs=(P(), P(AXIS), P()), check_vma=False)
+    return mapped(method, task, channel, shards, root, t, server, here)
+
+
+def draw_slots(plan: Plan, shards: Shards, root: Key, t: Array) -> Slots:
+    """The places of round t in the order in which devices take them; place d · places / hands is device d's first."""
+    slots = plan.participation.draw(rng.key(root, Stream.COHORT, t))
+    return deal(slots, shards.count, plan.places, plan.hands)
+
+
+def blank_record(method: Any, task: Task, channel: Channel | None, shards: Shards) -> Record:
+    """The shapes of a client's record."""
+
+    def first_contact(key: Key) -> tuple[Any, Any]:
+        down = method.broadcast(method.init(task, key))
+        client = method.enrol(task, down, key)
+        _, message, _ = method.client_update(task, down, client, shards.of(jnp.int32(0)), key)
+        return client, uplink.memory_of(channel, message.payload)
+
+    client, memory = jax.eval_shape(first_contact, jax.eval_shape(rng.root, 0))
+    return Record(jax.eval_shape(lambda: jnp.bool_(False)), client, memory)
+
+
+def _round(
+    plan: Plan,
+    method: Any,
+    task: Task,
+    channel: Channel | None,
+    shards: Shards,
+    root: Key,
+    t: Array,
+    server: Any,
+    here: Record,
+    slots: Slots,
+) -> tuple[Any, Record, Trace]:
+    """One round as a device sees it: `here` are the records of its own places, `slots` are everybody's."""
+    method = schedule.resolve(method, plan.schedules, t, plan.rounds)
+    down = method.broadcast(server)
+    if getattr(method, "pools", False):  # one visit with everybody's data, in the first place
+        pooled = shards.union(slots.ids, slots.uploads)
+        slots = replace(slots, filled=jnp.arange(plan.places) == 0, uploads=slots.filled)
+        visit = partial(_visit, plan, method, task, channel, down, lambda _: pooled, root, t)
+    else:
+        visit = partial(_visit, plan, method, task, channel, down, shards.of, root, t)
+    share = plan.places // plan.hands
+    mine = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, lax.axis_index(AXIS) * share, share), slots)
+    stream = method.linear and not plan.stack
+    here, messages, info, status = _work_through(visit, here, mine, plan.chunk, stream)
+    messages = _summed(messages) if stream else _gathered(messages)
+    server, server_info = method.aggregate(task, server, messages, rng.key(root, Stream.SERVER, t))
+    status = _gathered(status)
+    info = _mean_info(_gathered(info), (status == COUNTED) | (status == KEPT))
+    return server, here, Trace(slots.ids, status, {**info, **server_info})
+
+
+def _visit(
+    plan: Plan,
+    method: Any,
+    task: Task,
+    channel: Channel | None,
+    down: Any,
+    data_of: Callable[[Array], Shard],
+    root: Key,
+    t: Array,
+    record: Record,
+    slot: Slots,
+) -> tuple[Record, Message, Info, Array]:
+    """One client's part of the round: its record, message, info and status."""
+    data = data_of(slot.ids)
+
+    def enrol() -> tuple[Any, Any]:
+        fresh = jax.tree.map(jnp.zeros_like, record.memory)
+        return method.enrol(task, down, rng.key(root, Stream.ENROL, slot.ids)), fresh
+
+    client, memory = lax.cond(record.joined, lambda: (record.client, record.memory), enrol)
+    key = rng.key(root, Stream.CLIENT, t, slot.ids)
+    client, message, info = method.client_update(task, down, client, data, key)
+    if plan.weighting != "method":
+        weight = 1.0 if plan.weighting == "uniform" else data.count.astype(jnp.float32)
+        message = replace(message, weight=jnp.where(message.weight > 0, weight, message.weight))
+    key = rng.key(root, Stream.CHANNEL, t, slot.ids)
+    message, sent, bits = uplink.transmit(channel, method, task, down, message, memory, key)
+    memory = trees.select(slot.uploads, sent, memory)  # who does not upload has sent nothing
+    good = screen.usable(message) & trees.all_finite(client)
+    kept = trees.select(good, Record(jnp.bool_(True), client, memory), record)
+    message = screen.silence(replace(message, sender=slot.ids), good & slot.uploads)
+    status = jnp.where(good, jnp.where(slot.uploads, COUNTED, KEPT), REJECTED).astype(jnp.int8)
+    return kept, message, {**info, "bits": bits}, status
+
+
+Visit = Callable[[Record, Slots], tuple[Record, Message, Info, Array]]
+
+
+def _work_through(
+    visit: Visit, records: Record, slots: Slots, chunk: int, stream: bool
+) -> tuple[Record, Message, Info, Array]:
+    """Every place of this device visited, `chunk` at a time; messages stacked, or streamed into a sum of one."""
+
+    def place(record: Record, slot: Slots) -> tuple[Record, Message, Info, Array]:
+        nobody = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(visit, record, slot)[1:])
+        return lax.cond(slot.filled, visit, lambda record, slot: (record, *nobody), record, slot)
+
+    def group(total: Message | None, members: tuple[Record, Slots]) -> tuple[Message | None, tuple]:
+        if chunk == 1:  # no vmap: it would batch the loop's own trip count
+            record, message, info, status = _stack_of_one(place(*jax.tree.map(lambda leaf: leaf[0], members)))
+        else:
+            record, message, info, status = jax.vmap(place)(*members)
+        if total is None:
+            return None, (record, message, info, status)
+        weighted = trees.weighted_sum(message.payload, message.weight)
+        total = Message(trees.add(total.payload, weighted), total.weight + jnp.sum(message.weight))
+        return total, (record, None, info, status)
+
+    grouped = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), (records, slots))
+    total = None
+    if stream:
+        first = jax.tree.map(lambda leaf: leaf[0], (records, slots))
+        payload = jax.eval_shape(visit, *first)[1].payload
+        total = Message(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), payload), jnp.float32(0))
+    total, visited = lax.scan(group, total, grouped)
+    records, messages, info, status = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), visited)
+    return records, messages if total is None else total, info, status
+
+
+def _summed(total: Message) -> Message:
+    """The weighted mean over all devices with the total weight, as a stack of one."""
+    payload, weight = lax.psum((total.payload, total.weight), AXIS)
+    mean = trees.scale(1 / jnp.where(weight > 0, weight, 1.0), payload)
+    return _stack_of_one(Message(mean, weight))
+
+
+def _gathered(tree: Any) -> Any:
+    """What all devices have, stacked in the order of places."""
+    return jax.tree.map(lambda leaf: lax.all_gather(leaf, AXIS, tiled=True), tree)
+
+
+def _stack_of_one(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf[None], tree)
+
+
+def _mean_info(info: Info, ran: Array) -> Info:
+    """Means over the clients that ran; NaN when none did."""
+    num = jnp.sum(ran)
+    return {
+        name: jnp.where(num > 0, jnp.sum(jnp.where(ran, values, 0)) / num, jnp.nan) for name, values in info.items()
+    }
+
+
+def _fetch(records: Record, ids: Array, plan: Plan) -> Record:
+    """The records of this device's places, out of the shares that the devices hold."""
+    share = plan.places // plan.hands
+    mine = lax.dynamic_slice_in_dim(ids, lax.axis_index(AXIS) * share, share)
+    if plan.hands == 1:
+        return jax.tree.map(lambda leaf: leaf[mine], records)
+    held, local = _whose(records, ids)
+
+    def one(leaf: Array) -> Array:
+        rows = leaf[local]
+        rows = jnp.where(held.reshape((-1,) + (1,) * (leaf.ndim - 1)), rows, jnp.zeros_like(rows))
+        summed = lax.psum_scatter(rows.astype(jnp.int32) if leaf.dtype == jnp.bool_ else rows, AXIS, tiled=True)
+        return summed.astype(leaf.dtype)
+
+    return jax.tree.map(one, records)
+
+
+def _store(records: Record, slots: Slots, here: Record, plan: Plan) -> Record:
+    """The shares of the devices with this round's records in place; an empty place writes nothing."""
+    everyone = here if plan.hands == 1 else _gathered(here)
+    held, local = _whose(records, slots.ids)
+    target = jnp.where(held & slots.filled, local, records.joined.shape[0])  # past the end: dropped
+    return jax.tree.map(lambda leaf, new: leaf.at[target].set(new, mode="drop"), records, everyone)
+
+
+def _whose(records: Record, ids: Array) -> tuple[Array, Array]:
+    """Which of the ids this device holds, and where (0 for the others)."""
+    held_here = records.joined.shape[0]
+    local = ids - lax.axis_index(AXIS) * held_here
+    held = (local >= 0) & (local < held_here)
+    return held, jnp.where(held, local, 0)

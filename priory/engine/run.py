@@ -1,0 +1,233 @@
+"""A finished run: its scores, its clients' personal models, and the way in for a client that never took part."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.scipy.special import ndtri
+
+from priory import metrics
+from priory.core import rng
+from priory.core.errors import UsageError
+from priory.core.rng import Key, Stream
+from priory.data import Federation
+from priory.engine.settings import Settings
+from priory.evaluate import current_client, personal_posterior
+from priory.fed.method import Population, Predictive, Task
+from priory.fed.shard import Pool, Shard, Shards
+from priory.metrics import RegressionScores, Scores
+from priory.models.likelihood import Categorical
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a personal model says about a batch of inputs.
+
+    Attributes:
+        probabilities: Of each class, (batch, classes); None for a regression.
+        label: The most probable class, (batch,); None for a regression.
+        mean: Of the target, (batch,); None for classes.
+        sd: Standard deviation of the target, (batch,); None for classes.
+        predictive: The mixture that these were computed from.
+    """
+
+    probabilities: np.ndarray | None
+    label: np.ndarray | None
+    mean: np.ndarray | None
+    sd: np.ndarray | None
+    predictive: Predictive = field(repr=False)
+
+    def interval(self, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+        """The central interval of a normal with this mean and standard deviation; exact for a single component."""
+        if self.mean is None or self.sd is None:
+            raise UsageError("An interval belongs to a regression; use `probabilities` for classes.")
+        reach = float(ndtri(0.5 + level / 2)) * self.sd
+        return self.mean - reach, self.mean + reach
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """One client's posterior, ready to predict from raw inputs (as they were given to the federation)."""
+
+    method: Any
+    task: Task
+    posterior: Any
+    pool: Pool
+    key: Key
+
+    def predict(self, x: Any, scale: Any = None) -> Prediction:
+        """The prediction for a batch of inputs, (batch, ...); `scale` only where standard errors come with the data."""
+        x = np.asarray(x)
+        if x.shape[1:] != self.task.input_shape:
+            raise UsageError(
+                f"Inputs of shape {x.shape} do not fit; each has shape {self.task.input_shape}."
+            )
+        pool = Pool(jnp.asarray(x), None, None, self.pool.shift, self.pool.factor)
+        rows = jnp.arange(len(x))
+        predictive = _predict(self.method, self.task, self.posterior, pool.rows(rows, jnp.ones(len(x))).x, self.key)
+        if isinstance(self.task.likelihood, Categorical):
+            probabilities = np.exp(metrics.mixture_log_probs(predictive.outputs, predictive.log_weights))
+            return Prediction(probabilities, probabilities.argmax(-1), None, None, predictive)
+        if scale is not None:
+            scale = jnp.broadcast_to(jnp.asarray(scale, jnp.float32), predictive.outputs.shape[:-1])
+        mean, sd = self.task.likelihood.mean_and_scale(predictive.outputs, scale)  # type: ignore[attr-defined]
+        weight = jnp.exp(predictive.log_weights)
+        centre = jnp.sum(weight * mean, axis=0)
+        variance = jnp.sum(weight * (sd**2 + mean**2), axis=0) - centre**2
+        return Prediction(None, None, np.asarray(centre), np.sqrt(np.maximum(variance, 0)), predictive)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a simulation leaves: scores, server, and a personal model for every client.
+
+    Attributes:
+        name: Registered name of the method.
+        completed: Rounds done.
+        personal: Scores of the clients' own models on their own test examples; None without any.
+        population: Scores of the global model; None if the method has none.
+        newcomers: Scores of held-out clients after onboarding; None without any.
+        history: A line for each evaluation, as in metrics.jsonl.
+        communication: Bytes down and up for each client and round.
+        seconds: Spent compiling, training, evaluating.
+        extra: What else is to be known, such as clients whose updates were not finite.
+        path: The run directory, if there is one.
+    """
+
+    method: Any
+    name: str
+    federation: Federation
+    task: Task
+    settings: Settings
+    server: Any = field(repr=False)
+    completed: int
+    personal: Scores | RegressionScores | None
+    population: Scores | RegressionScores | None
+    newcomers: Scores | RegressionScores | None
+    history: list[dict[str, Any]] = field(repr=False)
+    communication: dict[str, int | None]
+    seconds: dict[str, float]
+    peak_rss_bytes: int
+    extra: dict[str, Any]
+    path: Path | None
+    train: Shards = field(repr=False)
+    root: Key = field(repr=False)
+    session: Any = field(repr=False)
+
+    def client(self, client: int | str) -> PersonalModel:
+        """The personal model of a client of the federation."""
+        index = self.federation.index(client)
+        if index >= self.task.num_clients:
+            raise UsageError(f"client={client} was held out as a newcomer; give its data to `onboard`.")
+        joined, state = self.session.record_of(index)
+        data = self.train.of(jnp.int32(index))
+        return self._personalised(data, index, jnp.asarray(joined), state, visits=0)
+
+    def predict(self, client: int | str, x: Any, scale: Any = None) -> Prediction:
+        """What the personal model of a client says about raw inputs, (batch, ...)."""
+        return self.client(client).predict(x, scale)
+
+    def onboard(self, x: Any, y: Any = None, scale: Any = None) -> PersonalModel:
+        """The personal model of a client that never took part, from its raw inputs and its labels."""
+        x = np.asarray(x)
+        if x.shape[1:] != self.task.input_shape or not len(x):
+            raise UsageError(
+                f"Inputs of shape {x.shape} do not fit; give some of shape {self.task.input_shape}."
+            )
+        if y is None:
+            return self._unlabelled()
+        y = np.asarray(y)
+        if y.shape != (len(x),):
+            raise UsageError(f"Labels of shape {y.shape} do not fit {len(x)} inputs; give one for each.")
+        classes = self.federation.num_classes
+        if classes is not None and not (np.issubdtype(y.dtype, np.integer) and y.min() >= 0 and y.max() < classes):
+            raise UsageError(
+                f"Labels from {y.min()} to {y.max()} are out of range; give whole numbers 0 to {classes - 1}."
+            )
+        pool = self.train.pool
+        y = jnp.asarray(y, jnp.int32 if classes is not None else jnp.float32)
+        scale = None if scale is None else jnp.asarray(scale, jnp.float32)
+        own = Pool(jnp.asarray(x), y, scale, pool.shift, pool.factor)
+        data = Shard(own, jnp.zeros(1, jnp.int32), jnp.full(1, len(x), jnp.int32), len(x))
+        _, state = self.session.record_of(0)
+        place = len(self.federation.clients)
+        return self._personalised(data, place, jnp.bool_(False), state, visits=self.settings.onboard_visits)
+
+    def summary(self) -> dict[str, Any]:
+        """The contents of summary.json."""
+
+        def scores(of: Scores | RegressionScores | None) -> dict[str, Any] | None:
+            return None if of is None else of.to_json()
+
+        return {
+            "method": self.name,
+            "rounds": self.completed,
+            "personal": scores(self.personal),
+            "global": scores(self.population),
+            "newcomers": scores(self.newcomers),
+            "communication": self.communication,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "extra": self.extra,
+        }
+
+    def per_client(self) -> dict[str, Any]:
+        """The contents of clients.json: the scores of each client, by name, null where it has no test examples."""
+        names = self.federation.clients
+        parts = {"personal": self.personal, "global": self.population, "newcomers": self.newcomers}
+        ends = {"personal": (0, self.task.num_clients), "global": (0, self.task.num_clients)}
+        table: dict[str, Any] = {}
+        for part, scores in parts.items():
+            if scores is not None:
+                start, stop = ends.get(part, (self.task.num_clients, len(names)))
+                columns = {k: [None if np.isnan(v) else float(v) for v in vs] for k, vs in scores.per_client.items()}
+                table[part] = {"client": list(names[start:stop]), **columns}
+        return table
+
+    def save(self, path: Path | str) -> None:
+        """Write a run directory that `priory.load` reads."""
+        self.session.save(Path(path), self)
+
+    def _personalised(self, data: Shard, place: int, joined: Array, state: Any, visits: int) -> PersonalModel:
+        down = self.method.broadcast(self.server)
+        key = rng.key(self.root, Stream.EVALUATION, self.completed, place)
+        key_post, key_predict, _ = jax.random.split(key, 3)
+        args = (self.method, self.task, down, data, self.root, jnp.int32(place), joined, state, key_post)
+        return PersonalModel(self.method, self.task, _personalise(*args, visits=visits), self.train.pool, key_predict)
+
+    def _unlabelled(self) -> PersonalModel:
+        down = self.method.broadcast(self.server)
+        if not isinstance(self.method, Population):
+            raise UsageError(f"{self.name} has nothing for a client without labels; give y as well.")
+        key = rng.key(self.root, Stream.EVALUATION, self.completed, len(self.federation.clients))
+        key_choice, key_predict = jax.random.split(key)
+        posterior = self.method.population(self.task, down, None, key_choice)
+        return PersonalModel(self.method, self.task, posterior, self.train.pool, key_predict)
+
+
+@partial(jax.jit, static_argnames="visits")
+def _personalise(
+    method: Any,
+    task: Task,
+    down: Any,
+    data: Shard,
+    root: Key,
+    place: Array,
+    joined: Array,
+    state: Any,
+    key: Key,
+    *,
+    visits: int,
+) -> Any:
+    client = current_client(method, task, down, root, place, joined, state)
+    return personal_posterior(method, task, down, client, data, key, visits)
+
+
+@jax.jit
+def _predict(method: Any, task: Task, posterior: Any, x: Array, key: Key) -> Predictive:
+    return method.predict(task, posterior, x, key)

@@ -1,0 +1,336 @@
+"""A run under way: rounds, evaluations and commits, from the first round to the summary."""
+
+import dataclasses
+import math
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from priory import methods, metrics
+from priory.core import rng, trees
+from priory.core.rng import Key, Stream
+from priory.data import Federation
+from priory.engine import devices, manifest
+from priory.engine.clients import Resident, Stored, home_for
+from priory.engine.clock import Clock
+from priory.engine.cohort import subset
+from priory.engine.problem import task_of
+from priory.engine.rounds import REJECTED, Plan, Trace
+from priory.engine.run import Run
+from priory.engine.settings import Settings
+from priory.evaluate import tally_clients
+from priory.fed.method import Channel, Task
+from priory.fed.shard import Shards
+from priory.metrics import RegressionScores, Scores
+from priory.store import Checkpoint, RunDirectory
+
+BLOCK = 64  # most rounds between two looks at the clock
+LOOK_SECONDS = 1.0  # about how long a block takes, so that Ctrl-C is heard
+COMMIT_SECONDS = 30.0  # how much work a crash may cost between evaluations
+EVALUATION_BYTES = 1 << 28  # most bytes of client state that an evaluation holds at once
+
+AnyScores = Scores | RegressionScores | None
+
+
+class Listener(Protocol):
+    """Hears of progress; the command line draws a bar from it."""
+
+    def advanced(self, completed: int, rounds: int, info: dict[str, float]) -> None:
+        """A block of rounds ended."""
+
+    def evaluated(self, line: dict[str, Any]) -> None:
+        """A line was added to the metrics."""
+
+
+@dataclass
+class Session:
+    """A run under way."""
+
+    method: Any
+    federation: Federation
+    settings: Settings
+    task: Task
+    channel: Channel | None
+    plan: Plan
+    train: Shards
+    test: Shards
+    root: Key
+    home: Resident | Stored
+    server: Any
+    directory: RunDirectory | None
+    checkpoint: Checkpoint | None
+    record: Any
+    manifest: dict[str, Any]
+    clock: Clock
+    completed: int = 0
+    metrics_bytes: int = 0
+    info: dict[str, float] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def prepare(
+        cls,
+        method: Any,
+        federation: Federation,
+        chosen: Settings,
+        model: Any,
+        channel: Channel | None,
+        out: Path | str | None,
+        resume: bool,
+    ) -> "Session":
+        """Everything checked and placed, nothing run."""
+        chosen.check(federation.num_clients)
+        method.check()
+        if channel is not None:
+            channel.check()
+        task = task_of(federation, chosen, model)
+        mesh = devices.mesh_of_all()
+        train, test = devices.shards_of(federation, mesh, "train", "test")
+        plan = Plan(
+            participation=chosen.drawn_from(federation.num_clients),
+            rounds=chosen.rounds,
+            schedules=chosen.schedules(method),
+            client_batch=chosen.client_batch or (1 if jax.default_backend() == "cpu" else federation.num_clients),
+            weighting=chosen.weighting,
+            stack=False,
+            block=BLOCK,
+            mesh=mesh,
+        )
+        root = devices.root_key(chosen.seed, mesh)
+        clock = Clock()
+        with clock.booking("train"):
+            home_class, record = home_for(method, task, channel, train, plan, chosen.resident_bytes)
+            server = jax.jit(lambda method, task, key: method.init(task, key))(method, task, rng.key(root, Stream.INIT))
+            server = devices.everywhere(server, mesh)
+        directory = checkpoint = None
+        table = manifest.write(method, federation, chosen, model, channel, plan)
+        if out is not None and (resume or jax.process_index() == 0):
+            directory = RunDirectory(out)
+            if not resume:
+                directory.create(table)
+            checkpoint = Checkpoint(directory.checkpoint, server, record, federation.num_clients)
+        home = home_class(record, federation.num_clients, plan, checkpoint.clients if checkpoint else None)
+        made = cls(
+            method, federation, chosen, task, channel, plan, train, test, root, home, server, directory, checkpoint,
+            record, table, clock,
+        )  # fmt: skip
+        if resume:
+            made._restore()
+        return made
+
+    def run(self, listener: Listener | None, stop: Callable[[], bool]) -> Run:
+        """Rounds, evaluations and commits until the end or until told to stop."""
+        block, committed = 1, time.perf_counter()
+        if self.directory is not None:
+            self._take_over()
+        while self.completed < self.settings.rounds and not devices.agreed(stop()):
+            until = self.settings.next_stop(self.completed, block)
+            started = time.perf_counter()
+            with self.clock.booking("train"):
+                problem = (self.method, self.task, self.channel, self.train)
+                self.server, trace = self.home.run(problem, self.root, self.server, self.completed, until)
+            pace = (time.perf_counter() - started) / (until - self.completed)
+            block = devices.agreed(int(np.clip(LOOK_SECONDS / max(pace, 1e-6), 1, BLOCK)))
+            self.completed = until
+            self._note(trace)
+            if listener is not None:
+                listener.advanced(until, self.settings.rounds, self.info)
+            if until < self.settings.rounds and self.settings.evaluates_at(until):
+                line = self._line(*self._evaluate(self.settings.eval_clients))
+                self._append(line, listener)
+                committed = self._commit()
+            elif devices.agreed(time.perf_counter() - committed > COMMIT_SECONDS):
+                committed = self._commit()
+        self._commit()
+        return self._finished(listener) if self.completed == self.settings.rounds else self._result(None, None, None)
+
+    def _take_over(self) -> None:
+        """Drop what a run that died left behind its last commit; every process read it, the first alone writes on."""
+        assert self.directory is not None and self.checkpoint is not None
+        self.history = self.directory.metrics(self.metrics_bytes)
+        if jax.process_index() > 0:
+            self.directory = self.checkpoint = None
+            return
+        self.checkpoint.clients.discard_after(self.completed)
+        self.directory.cut_metrics(self.metrics_bytes)
+
+    def _finished(self, listener: Listener | None) -> Run:
+        """The run with its last evaluation, of all clients and of newcomers, and its summary on disk."""
+        personal, population = self._evaluate(None)
+        newcomers = self._evaluate_newcomers()
+        line = self._line(personal, population) | {"newcomers": newcomers.to_json() if newcomers else None}
+        # Not part of a commit: a run killed here evaluates again and writes the same line in the same place.
+        self._append(line, listener)
+        run = self._result(personal, population, newcomers)
+        if self.directory is not None:
+            self.directory.write_summary(run.summary(), run.per_client())
+        return run
+
+    def _evaluate(self, num: int | None) -> tuple[AnyScores, AnyScores]:
+        """Personal and global scores of all clients, or of a fixed random choice of `num`."""
+        everyone = np.arange(self.federation.num_clients)
+        if num is not None and num < len(everyone):
+            everyone = np.sort(np.asarray(subset(rng.key(self.root, Stream.EVALUATION), len(everyone), num)))
+        return self._scores(everyone, visits=0)
+
+    def _evaluate_newcomers(self) -> AnyScores:
+        """Scores of the clients that were held out, after onboarding."""
+        ids = np.arange(self.federation.num_clients, len(self.federation.clients))
+        return self._scores(ids, visits=self.settings.onboard_visits)[0] if len(ids) else None
+
+    def _scores(self, ids: np.ndarray, visits: int) -> tuple[AnyScores, AnyScores]:
+        mesh = self.plan.mesh
+        with self.clock.booking("evaluate"):
+            down = devices.everywhere(self.method.broadcast(self.server), mesh)
+            step = devices.everywhere(np.int32(self.completed), mesh)
+            tallies = []
+            for piece in self._pieces(ids):
+                padded = np.resize(piece, self._rows(len(ids)))
+                # A newcomer has no record: any will do, since one that has not joined is enrolled.
+                record = self.home.take(np.where(padded < self.task.num_clients, padded, 0), self.completed)
+                placed = devices.shared_out((padded, padded < self.task.num_clients), mesh)
+                joined = jnp.logical_and(record.joined, placed[1])
+                problem = (self.method, self.task, down, self.train, self.test, self.root, step, placed[0], joined)
+                some = tally_clients(*problem, record.client, mesh=mesh, visits=visits)
+                tallies.append(jax.tree.map(lambda leaf, piece=piece: leaf[: len(piece)], devices.to_host(some, mesh)))
+            total = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
+        return metrics.summarise(total.personal), None if total.population is None else metrics.summarise(
+            total.population
+        )
+
+    def _rows(self, num: int) -> int:
+        """Clients evaluated in one call: a multiple of the devices, small enough for their records to fit."""
+        size = max(1, trees.num_bytes(self.record))
+        most = max(1, EVALUATION_BYTES // (size * self.plan.hands))
+        return min(most, -(-num // self.plan.hands)) * self.plan.hands
+
+    def _pieces(self, ids: np.ndarray) -> list[np.ndarray]:
+        step = self._rows(len(ids))
+        return [ids[i : i + step] for i in range(0, len(ids), step)]
+
+    def _note(self, trace: Trace) -> None:
+        """Remember the last round's figures, and the clients that were left out."""
+        self.info = {name: float(values[-1]) for name, values in trace.info.items()}
+        for client in trace.ids[trace.status == REJECTED]:
+            name = self.federation.clients[client]
+            self.rejected[name] = self.rejected.get(name, 0) + 1
+
+    def _line(self, personal: AnyScores, population: AnyScores) -> dict[str, Any]:
+        return {
+            "round": self.completed,
+            "personal": personal.to_json() if personal else None,
+            "global": population.to_json() if population else None,
+            "info": {name: value if math.isfinite(value) else None for name, value in self.info.items()},
+            "rejected": dict(self.rejected),
+            "seconds": {name: round(value, 3) for name, value in self.clock.seconds.items()},
+        }
+
+    def _append(self, line: dict[str, Any], listener: Listener | None) -> None:
+        self.history.append(line)
+        if self.directory is not None:
+            self.metrics_bytes = self.directory.append_metrics(line, self.metrics_bytes)
+        if listener is not None:
+            listener.evaluated(line)
+
+    def _commit(self) -> float:
+        """The time at which everything so far became safe."""
+        if self.checkpoint is not None or jax.process_count() > 1:
+            before = self.checkpoint.round if self.checkpoint else 0
+            self.home.save(self.completed, max(before, 0))
+        if self.checkpoint is not None:
+            server = devices.to_host(self.server, self.plan.mesh)
+            self.checkpoint.commit(server, self.completed, self.metrics_bytes, self._extra())
+        return time.perf_counter()
+
+    def _extra(self) -> dict[str, Any]:
+        """What a commit holds beside the states: the last round's figures are part of the last line of the metrics."""
+        return {"info": self.info, "rejected": self.rejected}
+
+    def _restore(self) -> None:
+        assert self.checkpoint is not None
+        assert self.directory is not None
+        if self.checkpoint.round < 0:
+            return  # killed before the first commit: the manifest is all there is
+        self.completed, self.metrics_bytes = self.checkpoint.round, self.checkpoint.metrics_bytes
+        self.info = dict(self.checkpoint.extra.get("info", {}))
+        self.rejected = dict(self.checkpoint.extra.get("rejected", {}))
+        self.server = devices.everywhere(self.checkpoint.read_server(), self.plan.mesh)
+        self.home.restore(self.completed)
+        self.history = self.directory.metrics()
+
+    def loaded(self) -> Run:
+        """The run as its directory tells it, nothing computed."""
+        assert self.directory is not None
+        summary, per_client = self.directory.summary() or {}, self.directory.per_client()
+        scores = {
+            name: metrics.from_json(summary[name], per_client.get(name, {})) if summary.get(name) else None
+            for name in ("personal", "global", "newcomers")
+        }
+        run = self._result(scores["personal"], scores["global"], scores["newcomers"])
+        keep = {name: summary[name] for name in ("communication", "seconds", "extra") if name in summary}
+        return dataclasses.replace(run, **keep)
+
+    def save(self, path: Path, run: Run) -> None:
+        """Write a run that was kept in memory as a run directory."""
+        directory = RunDirectory(path)
+        directory.create(self.manifest)
+        checkpoint = Checkpoint(directory.checkpoint, self.server, self.record, self.task.num_clients)
+        ids = np.arange(self.task.num_clients)
+        for piece in self._pieces(ids):
+            records = devices.to_host(
+                self.home.take(np.resize(piece, self._rows(len(ids))), self.completed), self.plan.mesh
+            )
+            there = np.flatnonzero(records.joined[: len(piece)])
+            joined = jax.tree.map(lambda leaf, there=there: leaf[there], records)
+            checkpoint.clients.write(piece[there], joined, self.completed, 0)
+        length = 0
+        for line in self.history:
+            length = directory.append_metrics(line, length)
+        server = devices.to_host(self.server, self.plan.mesh)
+        checkpoint.commit(server, self.completed, length, self._extra())
+        checkpoint.close()
+        if self.completed == self.settings.rounds:
+            directory.write_summary(run.summary(), run.per_client())
+
+    def _result(self, personal: AnyScores, population: AnyScores, newcomers: AnyScores) -> Run:
+        pools = getattr(self.method, "pools", False)
+        down = jax.eval_shape(self.method.broadcast, self.server)
+        up = self.info.get("bits", math.nan) / 8
+        return Run(
+            method=self.method,
+            name=methods.name_of(self.method),
+            federation=self.federation,
+            task=self.task,
+            settings=self.settings,
+            server=self.server,
+            completed=self.completed,
+            personal=personal,
+            population=population,
+            newcomers=newcomers,
+            history=self.history,
+            communication={
+                "down_bytes": None if pools else trees.num_bytes(down),
+                "up_bytes": None if pools or not math.isfinite(up) else int(up),
+            },
+            seconds=dict(self.clock.seconds),
+            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            extra={"rejected": dict(self.rejected)},
+            path=self.directory.path if self.directory else None,
+            train=self.train,
+            root=self.root,
+            session=self,
+        )
+
+    def record_of(self, client: int) -> tuple[np.ndarray, Any]:
+        """Whether a client has joined, and its state."""
+        rows = np.full(self.plan.hands, client)
+        record = devices.to_host(self.home.take(rows, self.completed), self.plan.mesh)
+        return record.joined[0], jax.tree.map(lambda leaf: leaf[0], record.client)

@@ -1,0 +1,100 @@
+"""How a federation is run: one dataclass for `simulate`, the command line and the manifest."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from priory.core.errors import UsageError
+from priory.engine.cohort import Participation
+from priory.fed import schedule
+from priory.fed.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything about a run that is neither the method nor the data.
+
+    Attributes:
+        rounds: T, rounds of communication.
+        cohort: Clients whose messages count in a round; all by default.
+        active: Clients that run and keep their state in a round, of which the cohort uploads; the cohort by default.
+        participation: Exactly so many clients a round, or each client independently (bernoulli).
+        weighting: Keep the method's weights of the messages, or override them: equal, or by number of examples.
+        schedule: Hyper-parameters that change with the round: FIELD=step:FACTOR@FRACTION,... | cosine | linear.
+        seed: Root of all randomness of the run.
+        model: linear, mlp:WIDTH[,WIDTH], cnn or package.module:factory; chosen from the data's shape by default.
+        head: Which parameter paths are the head (prefix or regular expression); the last layer by default.
+        scale: Noise of a regression: a number, learned, or column (known for each row, the default where it is).
+        eval_every: Rounds between evaluations; a tenth of all rounds by default, 0 for only one at the end.
+        eval_clients: Clients evaluated on the way; at the end it is always all of them.
+        onboard_visits: Local updates that a client which never took part does before it is personalised.
+        client_batch: Clients that a device runs at once; 1 (a scan) on CPU and all (a vmap) elsewhere by default.
+        resident_bytes: Most bytes of client state kept on the devices; beyond that it stays on disk.
+    """
+
+    rounds: int = 50
+    cohort: int | None = None
+    active: int | None = None
+    participation: Literal["fixed", "bernoulli"] = "fixed"
+    weighting: Literal["method", "uniform", "examples"] = "method"
+    schedule: tuple[str, ...] = ()
+    seed: int = 0
+    model: str | None = None
+    head: str | None = None
+    scale: float | Literal["learned", "column"] | None = None
+    eval_every: int | None = None
+    eval_clients: int | None = None
+    onboard_visits: int = 1
+    client_batch: int | None = None
+    resident_bytes: int = 1 << 30
+
+    def check(self, num_clients: int) -> None:
+        """Raise on a setting that this federation cannot have."""
+        if self.rounds < 0:
+            raise UsageError(f"rounds={self.rounds} is negative; choose 0 or more.")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"seed={self.seed} is out of range; choose a whole number from 0 to 2^32 - 1.")
+        for name in ("eval_clients", "client_batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name.replace('_', '-')}={value} is too small; choose 1 or more.")
+        for name in ("eval_every", "onboard_visits", "resident_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise UsageError(f"{name.replace('_', '-')}={value} is negative; choose 0 or more.")
+        self.drawn_from(num_clients).check()
+
+    def drawn_from(self, num_clients: int) -> Participation:
+        """How clients are drawn from so many."""
+        cohort = num_clients if self.cohort is None else self.cohort
+        return Participation(num_clients, cohort, cohort if self.active is None else self.active, self.participation)
+
+    def schedules(self, method: Any) -> tuple[Schedule, ...]:
+        """The schedules, each checked to name a number of the method."""
+        parsed = tuple(schedule.parse(text) for text in self.schedule)
+        for one in parsed:
+            schedule.find(method, one.field)
+        return parsed
+
+    def evaluates_at(self, t: int) -> bool:
+        """Whether the state after t rounds is evaluated on the way."""
+        every = max(1, self.rounds // 10) if self.eval_every is None else self.eval_every
+        return every > 0 and t > 0 and t % every == 0
+
+    def next_stop(self, completed: int, block: int) -> int:
+        """The round after which the next block of at most `block` rounds ends: none runs past an evaluation."""
+        for t in range(completed + 1, min(completed + block, self.rounds)):
+            if self.evaluates_at(t):
+                return t
+        return min(completed + block, self.rounds)
+
+
+def make(values: dict[str, Any]) -> Settings:
+    """Settings from keyword arguments, with a sentence for a name that does not exist."""
+    known = [field.name for field in dataclasses.fields(Settings)]
+    for name in values:
+        if name not in known:
+            raise UsageError(f"{name} is not a setting of a run; choose from {', '.join(known)}.")
+    if isinstance(values.get("schedule"), str):
+        values = {**values, "schedule": (values["schedule"],)}
+    return Settings(**{**values, "schedule": tuple(values.get("schedule", ()))})

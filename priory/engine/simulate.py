@@ -1,0 +1,91 @@
+"""`simulate`, `resume` and `load`: a federation in one process, or what is left of one."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from priory.core.errors import UsageError
+from priory.data import Federation
+from priory.engine import manifest, settings
+from priory.engine.run import Run
+from priory.engine.session import Listener, Session
+from priory.fed.method import Channel
+from priory.store import RunDirectory
+
+
+def simulate(
+    method: Any,
+    federation: Federation,
+    *,
+    model: Any = None,
+    channel: Channel | None = None,
+    out: Path | str | None = None,
+    listener: Listener | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    **options: Any,
+) -> Run:
+    """The finished run of a method on a federation; `options` are the fields of `Settings` (rounds, cohort, seed, …).
+
+    Args:
+        model: A Linen, NNX or Equinox module, a pair of functions, or a name such as `mlp:256`.
+        channel: Transform of what clients upload.
+        out: Directory for manifest, metrics, summary and checkpoints; nothing is written without it.
+        listener: Told of progress.
+        stop: Asked between blocks of rounds; when true the run is committed and returned as far as it is.
+    """
+    if isinstance(model, str):
+        options, model = {**options, "model": model}, None
+    chosen = settings.make(options)
+    session = Session.prepare(method, federation, chosen, model, channel, out, resume=False)
+    return session.run(listener, stop)
+
+
+def resume(
+    path: Path | str,
+    *,
+    federation: Federation | None = None,
+    model: Any = None,
+    channel: Channel | None = None,
+    listener: Listener | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Run:
+    """The run in a directory, brought to its end from its last commit; a finished one is only loaded.
+
+    Args:
+        federation: The data, where they came from arrays and no name describes them.
+        model: As it was given to `simulate`, if it was an object.
+        channel: As it was given to `simulate`.
+    """
+    session = _reopen(path, federation, model, channel)
+    if RunDirectory(path).summary() is not None:
+        return session.loaded()
+    return session.run(listener, stop)
+
+
+def load(
+    path: Path | str, *, federation: Federation | None = None, model: Any = None, channel: Channel | None = None
+) -> Run:
+    """The run in a directory, as far as it is; arguments as for `resume`."""
+    if not RunDirectory(path).checkpoint.is_dir():
+        raise UsageError(f"{path} holds no checkpoint; name a run directory, or run its manifest again.")
+    return _reopen(path, federation, model, channel).loaded()
+
+
+def _reopen(path: Path | str, federation: Federation | None, model: Any, channel: Channel | None) -> Session:
+    recipe = manifest.read(RunDirectory(path).manifest(), federation)
+    for name, value in (("model", model), ("channel", channel)):
+        if name in recipe.given and value is None:
+            raise UsageError(
+                f"The run in {path} was given {name}={recipe.given[name]}, which a manifest cannot hold; pass it again."
+            )
+    devices = recipe.environment.get("devices", len(jax.devices()))
+    if devices != len(jax.devices()):
+        warnings.warn(
+            f"The run in {path} was made on {devices} devices and goes on with {len(jax.devices())}: sums are taken in "
+            "another order, so the last bits will differ.",
+            stacklevel=3,
+        )
+    return Session.prepare(recipe.method, recipe.federation, recipe.settings, model, channel, path, resume=True)

@@ -1,0 +1,123 @@
+"""Personal, global and newcomer evaluation of any method: personalise → predict → score, one client after another.
+
+The whole path is one mapped function that returns sums, so no posterior is ever stacked over clients.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from priory import metrics
+from priory.core import rng
+from priory.core.rng import Key, Stream
+from priory.core.struct import struct
+from priory.fed.method import Population, Predictive, Task
+from priory.fed.shard import Batch, Shard, Shards
+from priory.metrics import RegressionTally, Tally
+from priory.models.likelihood import Categorical
+
+TEST_BATCH = 256
+
+
+@struct
+class ClientTallies:
+    """Sums for each client, (clients, ...).
+
+    Attributes:
+        personal: Of the client's own posterior.
+        population: Of the global model, None if the method has none.
+    """
+
+    personal: Tally | RegressionTally
+    population: Tally | RegressionTally | None
+
+
+@partial(jax.jit, static_argnames=("mesh", "visits"))
+def tally_clients(
+    method: Any,
+    task: Task,
+    down: Any,
+    train: Shards,
+    held: Shards,
+    root: Key,
+    t: Array,
+    ids: Array,
+    joined: Array,
+    clients: Any,
+    *,
+    mesh: Mesh,
+    visits: int = 0,
+) -> ClientTallies:
+    """The tallies of the clients on their held-out examples, their states stacked and shared out over the devices.
+
+    `visits` is how often a client that never took part runs `client_update`, its message discarded, before it is
+    personalised; 0 for those that took part.
+    """
+
+    def device(method, task, down, train, held, root, t, ids, joined, clients):  # type: ignore[no-untyped-def]
+        def one(place: tuple[Array, Array, Any]) -> ClientTallies:
+            client_id, has_joined, client = place
+            key_post, key_personal, key_global = jax.random.split(rng.key(root, Stream.EVALUATION, t, client_id), 3)
+            data, test = train.of(client_id), held.of(client_id)
+            client = current_client(method, task, down, root, client_id, has_joined, client)
+            posterior = personal_posterior(method, task, down, client, data, key_post, visits)
+            personal = tally(method, task, posterior, test, key_personal)
+            if not isinstance(method, Population):
+                return ClientTallies(personal, None)
+            key_choice, key_draw = jax.random.split(key_global)
+            chosen = method.population(task, down, data, key_choice)
+            return ClientTallies(personal, tally(method, task, chosen, test, key_draw))
+
+        return lax.map(one, (ids, joined, clients))
+
+    axis = mesh.axis_names[0]
+    spec = (P(),) * 7 + (P(axis),) * 3
+    mapped = jax.shard_map(device, mesh=mesh, in_specs=spec, out_specs=P(axis), check_vma=False)
+    return mapped(method, task, down, train, held, root, t, ids, joined, clients)
+
+
+def current_client(method: Any, task: Task, down: Any, root: Key, client_id: Array, joined: Array, client: Any) -> Any:
+    """The client's state, or that of a first contact if it has not joined."""
+    key = rng.key(root, Stream.ENROL, client_id)
+    return lax.cond(joined, lambda: client, lambda: method.enrol(task, down, key))
+
+
+def personal_posterior(method: Any, task: Task, down: Any, client: Any, data: Shard, key: Key, visits: int) -> Any:
+    """The client's posterior, after so many updates whose messages nobody reads."""
+    key_visit, key_post = jax.random.split(key)
+
+    def visit(i: Array, client: Any) -> Any:
+        return method.client_update(task, down, client, data, jax.random.fold_in(key_visit, i))[0]
+
+    client = lax.fori_loop(0, visits, visit, client)
+    return method.personalise(task, down, client, data, key_post)
+
+
+def tally(method: Any, task: Task, posterior: Any, data: Shard, key: Key) -> Tally | RegressionTally:
+    """The sums over all examples of a shard, a batch at a time."""
+    size = max(1, min(TEST_BATCH, data.capacity))
+    order = jnp.arange(max(1, data.capacity))
+    zero = metrics.zero(Tally) if isinstance(task.likelihood, Categorical) else metrics.zero(RegressionTally)
+
+    def step(i: Array, total: Any) -> Any:
+        batch = data.take(order, i, size)
+        predictive = method.predict(task, posterior, batch.x, jax.random.fold_in(key, i))
+        return metrics.add(total, tally_batch(task, predictive, batch))
+
+    return lax.fori_loop(0, (data.count + size - 1) // size, step, zero)
+
+
+def tally_batch(task: Task, predictive: Predictive, batch: Batch) -> Tally | RegressionTally:
+    """The sums over the rows of a batch that count."""
+    assert batch.y is not None
+    if isinstance(task.likelihood, Categorical):
+        log_probs = metrics.mixture_log_probs(predictive.outputs, predictive.log_weights)
+        return metrics.tally_classification(log_probs, batch.y, batch.mask)
+    scale = None if batch.scale is None else jnp.broadcast_to(batch.scale, predictive.outputs.shape[:-1])
+    mean, sd = task.likelihood.mean_and_scale(predictive.outputs, scale)  # type: ignore[attr-defined]
+    return metrics.tally_regression(mean, sd, predictive.log_weights, batch.y, batch.mask)

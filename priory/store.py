@@ -1,0 +1,289 @@
+"""What survives a crash: a store of fixed-size records with two generations each, and the run directory around it.
+
+A record (a client's state, or the server's) has two slots. A round writes the slot that does not hold the newest
+*committed* generation, so whatever is torn when the process dies is never what a resumed run reads. Everything becomes
+valid at once when `commit.json` is replaced, atomically; writing costs O(cohort), and nothing grows with the number of
+clients. There is no pickle anywhere.
+"""
+
+import hashlib
+import json
+import os
+import tomllib
+import weakref
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tomli_w
+
+from priory.core.errors import UsageError
+
+PyTree = Any
+RECORDS, GENERATIONS = "records.bin", "generations.bin"
+NEVER = 0  # the generation of a slot that was never written; round t writes generation t + 1
+
+
+class RecordStore:
+    """`num` records of one shape in a sparse file; generation g is the state after g rounds."""
+
+    def __init__(self, directory: Path, like: PyTree, num: int) -> None:
+        leaves, self._treedef = jax.tree.flatten(like)
+        self._shapes = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
+        self._sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in self._shapes]
+        self._bytes = sum(self._sizes) + 4  # a checksum in front
+        self.schema = hashlib.sha256(repr((num, str(self._treedef), self._shapes)).encode()).hexdigest()[:16]
+        directory.mkdir(parents=True, exist_ok=True)
+        self._data = _open_sized(directory / RECORDS, 2 * num * self._bytes)
+        self._index = _open_sized(directory / GENERATIONS, 2 * num * 8)
+        self._closing = weakref.finalize(self, _close_all, self._data, self._index)
+        raw = os.pread(self._index, 2 * num * 8, 0)
+        self._generations = np.frombuffer(raw, "<i8").reshape(num, 2).copy()
+
+    def read(self, ids: np.ndarray, at: int) -> tuple[PyTree, np.ndarray]:
+        """The newest records not younger than `at`, stacked, and which of them exist (the others are zeros)."""
+        generations = np.where(self._generations[ids] <= at, self._generations[ids], NEVER)
+        slots, found = generations.argmax(axis=1), generations.max(axis=1) > NEVER
+        rows = np.zeros((len(ids), self._bytes), np.uint8)
+        for row, (client, slot) in enumerate(zip(ids, slots, strict=True)):
+            if found[row]:
+                raw = os.pread(self._data, self._bytes, self._offset(client, slot))
+                rows[row] = np.frombuffer(raw, np.uint8)
+                if zlib.crc32(rows[row, 4:].tobytes()) != int(rows[row, :4].view("<u4")[0]):
+                    raise UsageError(
+                        f"The checkpoint's record {client} does not match its checksum, so the file was damaged; "
+                        "start the run again in another directory."
+                    )
+        return self._unpack(rows[:, 4:]), found
+
+    def write(self, ids: np.ndarray, records: PyTree, generation: int, committed: int) -> None:
+        """Put stacked records down as `generation`, sparing the newest one that is not younger than `committed`."""
+        rows = self._pack(records, len(ids))
+        valid = np.where(self._generations[ids] <= committed, self._generations[ids], NEVER)
+        slots = np.where(valid.max(axis=1) > NEVER, 1 - valid.argmax(axis=1), 0)
+        for row, client, slot in zip(rows, ids, slots, strict=True):
+            _write_all(self._data, row.tobytes(), self._offset(client, slot))
+            self._mark(client, slot, generation)
+
+    def discard_after(self, generation: int) -> None:
+        """Forget what a run that died had written after its last commit.
+
+        On disk too: a later commit would otherwise bring back a record that the resumed run never wrote.
+        """
+        for client, slot in np.argwhere(self._generations > generation):
+            self._mark(client, slot, NEVER)
+
+    def sync(self) -> None:
+        """Return when everything is on the disk."""
+        os.fsync(self._data)
+        os.fsync(self._index)
+
+    def close(self) -> None:
+        """Give the files back; a store that nobody holds any more does so by itself."""
+        self._closing()
+
+    def _mark(self, client: int, slot: int, generation: int) -> None:
+        self._generations[client, slot] = generation
+        _write_all(self._index, np.int64(generation).astype("<i8").tobytes(), (2 * int(client) + int(slot)) * 8)
+
+    def _offset(self, client: int, slot: int) -> int:
+        return (2 * int(client) + int(slot)) * self._bytes
+
+    def _pack(self, records: PyTree, num: int) -> np.ndarray:
+        columns = [np.ascontiguousarray(leaf).reshape(num, -1).view(np.uint8) for leaf in jax.tree.leaves(records)]
+        body = np.concatenate(columns, axis=1) if columns else np.zeros((num, 0), np.uint8)
+        sums = np.array([zlib.crc32(row.tobytes()) for row in body], "<u4").view(np.uint8).reshape(num, 4)
+        return np.concatenate([sums, body], axis=1)
+
+    def _unpack(self, rows: np.ndarray) -> PyTree:
+        leaves, place = [], 0
+        for (shape, dtype), size in zip(self._shapes, self._sizes, strict=True):
+            column = np.ascontiguousarray(rows[:, place : place + size])
+            leaves.append(column.view(dtype).reshape(len(rows), *shape))
+            place += size
+        return jax.tree.unflatten(self._treedef, leaves)
+
+
+class Checkpoint:
+    """Server and clients of a run on disk, valid as of the round in `commit.json`."""
+
+    def __init__(self, directory: Path, server: PyTree, record: PyTree, num_clients: int) -> None:
+        commit = _read_commit(directory / "commit.json")
+        for name in (f"{store}/{file}" for store in ("server", "clients") for file in (RECORDS, GENERATIONS)):
+            if commit and not (directory / name).exists():
+                raise UsageError(f"{directory / name} is missing, so the checkpoint is lost; start the run again.")
+        self._path = directory / "commit.json"
+        self.server = RecordStore(directory / "server", server, 1)
+        self.clients = RecordStore(directory / "clients", record, num_clients)
+        self._schema = f"{self.server.schema}-{self.clients.schema}"
+        self.round: int = commit.get("round", -1)
+        self.metrics_bytes: int = commit.get("metrics_bytes", 0)
+        self.extra: dict[str, Any] = commit.get("extra", {})
+        if commit and commit.get("schema") != self._schema:
+            raise UsageError(
+                f"The checkpoint in {directory} holds another method, model or federation; "
+                "resume it with the settings of its manifest.toml, or choose another directory."
+            )
+
+    def read_server(self) -> PyTree:
+        """The server as of the last commit."""
+        stacked, found = self.server.read(np.array([0]), self.round + 1)
+        if not found[0]:
+            raise UsageError(f"The checkpoint in {self._path.parent} has lost its server; start the run again.")
+        return jax.tree.map(lambda leaf: leaf[0], stacked)
+
+    def commit(self, server: PyTree, completed: int, metrics_bytes: int, extra: dict[str, Any]) -> None:
+        """Make everything written so far valid: the state after `completed` rounds, and what else is to be known."""
+        stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], server)
+        # Generation + 1: round 0 has a server too, and 0 means never written.
+        self.server.write(np.array([0]), stacked, completed + 1, self.round + 1)
+        self.server.sync()
+        self.clients.sync()
+        commit = {"round": completed, "metrics_bytes": metrics_bytes, "schema": self._schema, "extra": extra}
+        write_atomically(self._path, json.dumps(commit) + "\n")
+        self.round, self.metrics_bytes = completed, metrics_bytes
+
+    def close(self) -> None:
+        """Give the files back."""
+        self.server.close()
+        self.clients.close()
+
+
+class RunDirectory:
+    """The files of a run: `manifest.toml`, `metrics.jsonl`, `summary.json` and `checkpoint/`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the checkpoint is."""
+        return self.path / "checkpoint"
+
+    def create(self, manifest: dict[str, Any]) -> None:
+        """Make the directory and write the manifest; a directory that holds a run already is left alone."""
+        if (self.path / "manifest.toml").exists():
+            raise UsageError(
+                f"out={str(self.path)!r} holds a run already, which is never overwritten; "
+                f"go on with `priory resume {self.path}`, or choose another directory."
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path / "manifest.toml", tomli_w.dumps(manifest))
+        except OSError as error:
+            raise UsageError(
+                f"out={str(self.path)!r} cannot be written ({error.strerror}); choose a directory that can."
+            ) from None
+
+    def manifest(self) -> dict[str, Any]:
+        """The settings of the run."""
+        return read_manifest(self.path / "manifest.toml")
+
+    def append_metrics(self, line: dict[str, Any], at: int) -> int:
+        """The length of `metrics.jsonl` after the line was put at byte `at`; whatever stood behind it is cut."""
+        raw = json.dumps(line).encode() + b"\n"
+        handle = os.open(self.path / "metrics.jsonl", os.O_CREAT | os.O_WRONLY, 0o644)
+        try:
+            os.ftruncate(handle, at)
+            _write_all(handle, raw, at)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        return at + len(raw)
+
+    def cut_metrics(self, length: int) -> None:
+        """Drop the lines that were written after the last commit."""
+        path = self.path / "metrics.jsonl"
+        if path.exists():
+            os.truncate(path, length)
+
+    def metrics(self, length: int | None = None) -> list[dict[str, Any]]:
+        """The lines so far, or in the first `length` bytes; one that a crash or a full disk cut short is left out."""
+        path = self.path / "metrics.jsonl"
+        whole = path.read_bytes()[:length].rpartition(b"\n")[0] if path.exists() else b""
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def write_summary(self, summary: dict[str, Any], per_client: dict[str, Any]) -> None:
+        """Write `clients.json`, then `summary.json`: a run with a summary is finished."""
+        write_atomically(self.path / "clients.json", json.dumps(per_client) + "\n")
+        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def per_client(self) -> dict[str, Any]:
+        """The scores of each client."""
+        return self._json("clients.json") or {}
+
+    def summary(self) -> dict[str, Any] | None:
+        """What the run ended with, or None before its end."""
+        return self._json("summary.json")
+
+    def _json(self, name: str) -> dict[str, Any] | None:
+        path = self.path / name
+        try:
+            return json.loads(path.read_text()) if path.exists() else None
+        except ValueError:
+            raise UsageError(f"{path} is damaged; delete it and resume the run.") from None
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The settings in a manifest file."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}); name the directory or manifest of a run."
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML ({error}); correct it or name another manifest.") from None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file so that a reader sees the old text or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read_commit(path: Path) -> dict[str, Any]:
+    try:
+        commit = json.loads(path.read_text()) if path.exists() else {}
+        if not isinstance(commit, dict) or (commit and not {"round", "metrics_bytes", "schema"} <= commit.keys()):
+            raise ValueError
+    except ValueError:
+        raise UsageError(
+            f"{path} is not a commit of this library, so the checkpoint cannot be trusted; "
+            "start the run again in another directory."
+        ) from None
+    return commit
+
+
+def _open_sized(path: Path, size: int) -> int:
+    handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    present = os.fstat(handle).st_size
+    if present == 0:
+        os.ftruncate(handle, size)  # sparse: no block is taken before it is written
+    elif present != size:
+        os.close(handle)
+        raise UsageError(
+            f"{path} has {present} bytes where this run needs {size}, so it belongs to another run; "
+            "choose another directory."
+        )
+    return handle
+
+
+def _close_all(*handles: int) -> None:
+    for handle in handles:
+        os.close(handle)
+
+
+def _write_all(handle: int, raw: bytes, offset: int) -> None:
+    while raw:
+        written = os.pwrite(handle, raw, offset)
+        raw, offset = raw[written:], offset + written
