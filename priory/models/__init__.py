@@ -1,0 +1,22 @@
+"""Networks and likelihoods."""
+
+from priory.models.likelihood import Categorical, Gaussian, Likelihood, WithScale
+from priory.models.linen import Linen
+from priory.models.model import Head, Model, Params, as_model, default, parse
+from priory.models.nets import CNN, MLP
+
+__all__ = [
+    "CNN",
+    "MLP",
+    "Categorical",
+    "Gaussian",
+    "Head",
+    "Likelihood",
+    "Linen",
+    "Model",
+    "Params",
+    "WithScale",
+    "as_model",
+    "default",
+    "parse",
+]

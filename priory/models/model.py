@@ -1,0 +1,189 @@
+"""What the federation knows of a network: how to make its parameters, how to run it, and which layer comes last.
+
+A model is a hashable description without arrays, so it can be a static field of a task: two equal descriptions share
+one compilation. Its parameters are a `Params`: weights, which methods learn, and statistics, which they only average.
+"""
+
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import flax.linen as nn
+from jax import Array
+
+from priory.core.errors import UsageError
+from priory.core.struct import struct
+
+__all__ = ["Head", "Model", "Params", "as_model", "default", "parse"]
+
+PyTree = Any
+
+
+@struct
+class Params:
+    """Statistics are not weights: no prior, penalty or clip touches them.
+
+    Attributes:
+        weights: What is learned.
+        stats: Running statistics of batch normalisation; an empty dict without it.
+    """
+
+    weights: PyTree
+    stats: PyTree = field(default_factory=dict)
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A hashable description of a network; examples have shape `input_shape`, batches one axis more in front."""
+
+    def init(self, key: Array, input_shape: tuple[int, ...]) -> Params:
+        """Fresh parameters."""
+        ...
+
+    def apply(self, params: Params, x: Array, *, key: Array | None = None) -> tuple[Array, PyTree]:
+        """Outputs `(batch, num_outputs)` and statistics.
+
+        A key means training: dropout draws from it and batch statistics are updated. Without one the model is evaluated
+        and the statistics come back as they were.
+        """
+        ...
+
+    def last_layer(self, input_shape: tuple[int, ...]) -> str:
+        """The pattern of the last layer's parameter paths, such as `Dense_1`, which `Head` understands."""
+        ...
+
+
+@dataclass(frozen=True)
+class Head:
+    """A predicate on parameter paths that is true where `pattern` matches leading components of the path.
+
+    A path joins names by "/". The pattern is a prefix or a regular expression and must end at a "/" or at the end of
+    the path; "a|b" names two prefixes, and the empty pattern matches every path.
+
+    >>> Head("Dense_1")("Dense_1/kernel"), Head("Dense_1")("Dense_10/kernel"), Head("Dense_[12]")("Dense_2/bias")
+    (True, False, True)
+    """
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise UsageError(
+                f"head={self.pattern!r} is not a regular expression ({error}); give a prefix of parameter paths such "
+                "as Dense_1, or a valid expression."
+            ) from None
+
+    def __call__(self, path: str) -> bool:
+        return self.pattern == "" or re.match(rf"(?:{self.pattern})(?:/|$)", path) is not None
+
+
+def as_model(anything: Any) -> Model:
+    """The model that describes `anything`: a model, a Linen module, an NNX or Equinox module or factory, or a pair.
+
+    A factory is a function or class that takes `rngs` (NNX) or `key` (Equinox); it is called anew by `init`. A module
+    instance of these libraries already holds weights, and `init` returns them. A pair is two plain functions,
+    `init(key, input_shape) -> weights` and `apply(weights, x) -> outputs`.
+    """
+    from priory.models.adapters import adapt  # here, because the adapters build on this file
+
+    return anything if isinstance(anything, Model) and not inspect.isclass(anything) else adapt(anything)
+
+
+def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model:
+    """The model named by `spec`: "linear", "mlp:256,128", "cnn", "cnn:16,32" or "package.module:factory".
+
+    "mlp" alone has one hidden layer of 256 units; the numbers after "cnn" are the channels of its convolutions. A
+    factory is called with `num_outputs` if it takes an argument, and what it returns goes through `as_model`.
+    """
+    from priory.models import nets
+    from priory.models.linen import Linen
+
+    name, _, argument = spec.partition(":")
+    match name:
+        case "linear" if not argument:
+            return Linen(nets.MLP((), num_outputs))
+        case "mlp":
+            return Linen(nets.MLP(_widths(spec, argument or "256"), num_outputs))
+        case "cnn":
+            channels = _widths(spec, argument) if argument else nets.CNN.channels
+            _check_image(spec, input_shape, smallest=2 ** len(channels))
+            return Linen(nets.CNN(num_outputs, channels))
+    if not argument or name == "linear":
+        raise UsageError(
+            f"model={spec!r} is unknown; choose linear, mlp, mlp:WIDTH[,WIDTH...], cnn, cnn:CHANNELS[,CHANNELS...] or "
+            "package.module:factory."
+        )
+    return as_model(_build(_imported(spec, name, argument), num_outputs))
+
+
+def default(input_shape: tuple[int, ...], num_outputs: int) -> Model:
+    """The model that suits the shape of the data.
+
+    Images of at least 16 by 16 pixels get the convolutional network, and other inputs one hidden layer: 64 units for up
+    to 64 features, 256 above. Regression on up to 32 features is linear.
+    """
+    num_features = 1
+    for size in input_shape:
+        num_features *= size
+    if len(input_shape) >= 2 and min(input_shape[:2]) >= 16:
+        spec = "cnn"
+    elif num_outputs == 1 and num_features <= 32:
+        spec = "linear"
+    else:
+        spec = "mlp:64" if num_features <= 64 else "mlp:256"
+    return parse(spec, input_shape=input_shape, num_outputs=num_outputs)
+
+
+def _widths(spec: str, argument: str) -> tuple[int, ...]:
+    parts = argument.split(",")
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise UsageError(f"model={spec!r} needs positive whole numbers after the colon; write for example mlp:256,128.")
+    return tuple(int(part) for part in parts)
+
+
+def _check_image(spec: str, input_shape: tuple[int, ...], smallest: int) -> None:
+    if len(input_shape) not in (2, 3) or min(input_shape[:2]) < smallest:
+        raise UsageError(
+            f"model={spec!r} needs images of at least {smallest} by {smallest} pixels, but an example has shape "
+            f"{input_shape}; choose mlp or linear."
+        )
+
+
+def _imported(spec: str, module: str, attribute: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever a user's file raises while it is imported
+        raise UsageError(
+            f"model={spec!r} cannot be imported ({type(error).__name__}: {error}); give package.module:factory, "
+            "importable from here."
+        ) from error
+
+
+def _build(named: Any, num_outputs: int) -> Any:
+    if not inspect.isroutine(named) and not inspect.isclass(named):
+        return named  # already a module, a model or a pair
+    factory: Callable[..., Any] = named
+    takes = arguments(factory)
+    if "rngs" in takes or "key" in takes:
+        return functools.partial(factory, num_outputs=num_outputs) if "num_outputs" in takes else factory
+    if "num_outputs" in takes:
+        return factory(num_outputs=num_outputs)
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return factory(num_outputs) if any(kind in positional for kind in takes.values()) else factory()
+
+
+def arguments(factory: Callable[..., Any]) -> dict[str, Any]:
+    """The kind of each argument of a function, class or `functools.partial`, by name."""
+    if isinstance(factory, functools.partial):
+        return arguments(factory.func)
+    # A class is read through `__init__`: the metaclasses of NNX and Equinox hide its arguments.
+    function = factory.__init__ if inspect.isclass(factory) else factory
+    kinds = {name: parameter.kind for name, parameter in inspect.signature(function).parameters.items()}
+    hidden = {"self", "parent", "name"} if inspect.isclass(factory) and issubclass(factory, nn.Module) else {"self"}
+    return {name: kind for name, kind in kinds.items() if name not in hidden}

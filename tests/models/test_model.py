@@ -1,0 +1,155 @@
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+
+from priory.core.errors import UsageError
+from priory.models import CNN, MLP, Head, Linen, Model, Params, default, parse
+
+
+def make_linen(num_outputs):
+    return MLP((4,), num_outputs)
+
+
+def make_fixed():
+    return MLP((4,), 7)
+
+
+def make_equinox(num_outputs, key):
+    return eqx.nn.MLP(6, num_outputs, 4, 1, key=key)
+
+
+class Fieldless(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(5)(x)
+
+
+READY = MLP((4,), 9)
+
+
+def num_outputs_of(model, input_shape=(6,)):
+    params = model.init(jax.random.key(0), input_shape)
+    return model.apply(params, jnp.zeros((1, *input_shape)))[0].shape[-1]
+
+
+def test_statistics_default_to_none_of_their_own():
+    first, second = Params({}), Params({})
+    assert first.stats == {}
+    assert first.stats is not second.stats
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "inside"),
+    [
+        ("Dense_1", "Dense_1/kernel", True),
+        ("Dense_1", "Dense_1", True),
+        ("Dense_1", "Dense_10/kernel", False),
+        ("Dense_1", "body/Dense_1/kernel", False),
+        ("Dense_[12]", "Dense_2/bias", True),
+        (".*/kernel", "body/Dense_1/kernel", True),
+        ("log_scale|Dense_1", "log_scale", True),
+        ("log_scale|Dense_1", "Dense_1/bias", True),
+        ("log_scale|Dense_1", "Dense_11/bias", False),
+        ("", "anything/at/all", True),
+    ],
+)
+def test_a_head_matches_whole_leading_components(pattern, path, inside):
+    assert Head(pattern)(path) is inside
+
+
+def test_a_head_is_hashable_and_equal_by_value():
+    assert {Head("Dense_1"), Head("Dense_1")} == {Head("Dense_1")}
+
+
+def test_a_bad_expression_is_refused():
+    with pytest.raises(UsageError, match="not a regular expression"):
+        Head("Dense_(")
+
+
+@pytest.mark.parametrize(
+    ("spec", "module"),
+    [
+        ("linear", MLP((), 10)),
+        ("mlp", MLP((256,), 10)),
+        ("mlp:64", MLP((64,), 10)),
+        ("mlp:256,128", MLP((256, 128), 10)),
+        ("cnn", CNN(10)),
+        ("cnn:8,16", CNN(10, (8, 16))),
+    ],
+)
+def test_a_spec_names_a_network(spec, module):
+    assert parse(spec, input_shape=(28, 28, 1), num_outputs=10) == Linen(module)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_outputs"),
+    [("make_linen", 3), ("make_fixed", 7), ("make_equinox", 3), ("Fieldless", 5), ("READY", 9)],
+)
+def test_a_factory_is_imported_and_told_the_number_of_outputs_if_it_asks(name, num_outputs):
+    assert num_outputs_of(parse(f"{__name__}:{name}", input_shape=(6,), num_outputs=3)) == num_outputs
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("transformer", "'transformer' is unknown; choose linear"),
+        ("", "is unknown"),
+        ("linear:3", "is unknown"),
+        ("mlp:0", "positive whole numbers"),
+        ("mlp:a", "positive whole numbers"),
+        ("mlp:64,", "positive whole numbers"),
+        ("cnn:x", "positive whole numbers"),
+        ("nowhere.module:factory", "cannot be imported .ModuleNotFoundError"),
+        (f"{__name__}:absent", "cannot be imported .AttributeError"),
+    ],
+)
+def test_a_bad_spec_ends_in_one_sentence(spec, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        parse(spec, input_shape=(28, 28, 1), num_outputs=10)
+
+
+@pytest.mark.parametrize("input_shape", [(12,), (3, 28, 1)])
+def test_a_cnn_needs_an_image(input_shape):
+    with pytest.raises(UsageError, match="needs images of at least 4 by 4"):
+        parse("cnn", input_shape=input_shape, num_outputs=10)
+
+
+@pytest.mark.parametrize(
+    ("input_shape", "num_outputs", "module"),
+    [
+        ((28, 28, 1), 10, CNN(10)),
+        ((28, 28), 10, CNN(10)),
+        ((8, 8), 10, MLP((64,), 10)),
+        ((8, 8, 3), 10, MLP((256,), 10)),
+        ((13,), 2, MLP((64,), 2)),
+        ((784,), 10, MLP((256,), 10)),
+        ((3,), 1, MLP((), 1)),
+        ((), 1, MLP((), 1)),
+        ((100,), 1, MLP((256,), 1)),
+    ],
+)
+def test_the_default_suits_the_shape(input_shape, num_outputs, module):
+    assert default(input_shape, num_outputs) == Linen(module)
+
+
+def test_the_cnn_is_the_network_of_the_literature():
+    weights = jax.eval_shape(lambda key: Linen(CNN(10)).init(key, (28, 28, 1)), jax.random.key(0)).weights
+    shapes = {name: layer["kernel"].shape for name, layer in weights.items()}
+    assert shapes == {
+        "Conv_0": (5, 5, 1, 32),
+        "Conv_1": (5, 5, 32, 64),
+        "Dense_0": (7 * 7 * 64, 128),
+        "Dense_1": (128, 10),
+    }
+
+
+def test_an_image_without_a_channel_axis_gets_one():
+    model = Linen(CNN(3, (2, 2), 4))
+    params = model.init(jax.random.key(0), (8, 8))
+    assert model.apply(params, jnp.ones((2, 8, 8)))[0].shape == (2, 3)
+
+
+def test_a_linen_adapter_is_a_model():
+    assert isinstance(Linen(MLP((), 1)), Model)
