@@ -14,6 +14,7 @@ Ball(radius=2.0, sides=3)
 """
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar, dataclass_transform
 
@@ -36,5 +37,19 @@ def struct(cls: type[T]) -> type[T]:
     fields = dataclasses.fields(made)  # type: ignore[arg-type]
     static_names = [f.name for f in fields if f.metadata.get("static", False)]
     traced_names = [f.name for f in fields if f.name not in static_names]
-    jax.tree_util.register_dataclass(made, data_fields=traced_names, meta_fields=static_names)
+
+    # Not `register_dataclass`: the tree structures that it gives to two classes with like fields compare equal.
+    def flatten(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return tuple(getattr(value, n) for n in traced_names), tuple(getattr(value, n) for n in static_names)
+
+    def flatten_with_keys(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        children, meta = flatten(value)
+        keys = map(jax.tree_util.GetAttrKey, traced_names)
+        return tuple(zip(keys, children, strict=True)), meta
+
+    def unflatten(meta: tuple[Any, ...], children: Iterable[Any]) -> T:
+        traced, fixed = zip(traced_names, children, strict=True), zip(static_names, meta, strict=True)
+        return made(**dict(traced), **dict(fixed))
+
+    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
     return made
