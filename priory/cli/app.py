@@ -1,0 +1,126 @@
+"""The entry point: picks the command, and turns what a user can mend into one sentence and exit code 2."""
+
+import difflib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+
+from priory.core.errors import UsageError
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of the command line: 0, 2 for what the user can mend, 130 after Ctrl-C."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            return _dispatch(arguments)
+        except UsageError as error:
+            return _complain(str(error))
+        except BrokenPipeError:  # `priory methods | head`: nobody reads on, which is no fault
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except OSError as error:
+            what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+            return _complain(f"{what}; nothing written before is damaged, so mend this and go on with `priory resume`.")
+        except SystemExit as leaving:  # tyro has shown its panel, or its help
+            return leaving.code if isinstance(leaving.code, int) else USAGE_ERROR
+        except KeyboardInterrupt:
+            print("aborted; what was committed is intact", file=sys.stderr)
+            return INTERRUPTED
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if arguments else USAGE_ERROR
+    if arguments[0] in ("-V", "--version"):
+        import priory
+
+        print(f"priory {priory.__version__}")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(COMMANDS)}."
+        raise UsageError(f"{name!r} is not a command of priory; {hint}")
+    return COMMANDS[name][1](rest)
+
+
+# Each command is imported when it is called, so that `priory --help` answers at once.
+def _run(argv: Sequence[str]) -> int:
+    from priory.cli import run
+
+    return run.run(argv)
+
+
+def _compare(argv: Sequence[str]) -> int:
+    from priory.cli import compare
+
+    return compare.compare(argv)
+
+
+def _tune(argv: Sequence[str]) -> int:
+    from priory.cli import tuning
+
+    return tuning.tune(argv)
+
+
+def _resume(argv: Sequence[str]) -> int:
+    from priory.cli import run
+
+    return run.resume_command(argv)
+
+
+def _methods(argv: Sequence[str]) -> int:
+    from priory.cli import listings
+
+    return listings.methods(argv)
+
+
+def _datasets(argv: Sequence[str]) -> int:
+    from priory.cli import listings
+
+    return listings.datasets(argv)
+
+
+COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+    "run": ("train a method on a federation, or run a manifest again", _run),
+    "compare": ("train several methods on the same federation and print one table", _compare),
+    "tune": ("choose hyper-parameters on validation splits", _tune),
+    "resume": ("go on with a run from its last checkpoint", _resume),
+    "methods": ("list the methods: paper, what stays on the client, what travels", _methods),
+    "datasets": ("list the data sets", _datasets),
+}
+
+
+def _usage() -> str:
+    lines = [f"  {name:10}{text}" for name, (text, _) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: priory COMMAND ...",
+            "",
+            "Bayesian personalised federated learning: the federation learns the prior, every client keeps its own",
+            "posterior.",
+            "",
+            *lines,
+            "",
+            "  priory run fedprox --data digits --partition dirichlet:0.3 --clients 20 --mu 0.1",
+            "",
+            "`priory COMMAND --help` explains every flag; `priory run METHOD --help` those of a method; "
+            "`priory --version` the version.",
+        ]
+    )
+
+
+def _complain(sentence: str) -> int:
+    print(f"priory: {' '.join(sentence.split())}", file=sys.stderr)
+    return USAGE_ERROR
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)

@@ -1,0 +1,202 @@
+"""`priory compare`: several methods on the same federation with the same seeds, in one table."""
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from priory import methods, report
+from priory.cli import federation, flags, progress, start
+from priory.cli.flags import Flag
+from priory.cli.run import DATA_GROUP, INTERRUPTED, RUN_GROUP, run_flags, settings_from
+from priory.core.errors import UsageError
+from priory.data import Federation
+from priory.engine import Settings, manifest, resume, simulate
+from priory.fed.local import Optimiser, Work
+from priory.store import RunDirectory, write_atomically
+
+TEXT = (
+    "Train several methods on the same federation with the same seeds and print one table. A method is a name of "
+    "`priory methods`, with settings of its own by flag name where wanted: fedprox:mu=0.1,step-size=0.05. Finished "
+    "runs are loaded and stopped ones resumed, so the same command goes on where it was left."
+)
+LOCAL_GROUP = "Optimiser and local work of all methods; a setting written behind a method overrides it."
+METHODS = Flag(
+    "method",
+    (),
+    tuple[str, ...],
+    flags.REQUIRED,
+    "What is compared; the first is the reference of paired differences.",
+    placed="METHOD[:FIELD=VALUE,...]",
+)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the comparison goes.
+
+    Attributes:
+        seeds: How many seeds; several give standard errors and paired differences to the first method.
+        out: Directory for comparison.json and the run directories; runs/compare-DATA by default.
+        devices: Host devices that share the clients; one for each core by default (CPU only).
+    """
+
+    seeds: int = 1
+    out: str | None = None
+    devices: int | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison."""
+
+    label: str
+    method: Any
+    settings: Settings
+    path: Path
+
+
+def compare(argv: Sequence[str]) -> int:
+    """The exit code of `priory compare`."""
+    local = [flags.optional(flag) for flag in (*flags.flags_of(Optimiser()), *flags.flags_of(Work()))]
+    values = flags.parse(
+        {
+            "compared": flags.group("compared", "", [METHODS]),
+            "local": flags.group("local", LOCAL_GROUP, local),
+            "data": flags.group("data", DATA_GROUP, federation.data_flags()),
+            "run": flags.group("run", RUN_GROUP, run_flags()),
+            "output": flags.group("output", "", flags.flags_of(Output())),
+        },
+        argv,
+        prog="priory compare",
+        text=TEXT,
+    )
+    output = Output(**values["output"])
+    shared = {name: value for name, value in values["local"].items() if value is not None}
+    named = methods_from(values["compared"]["method"], shared)
+    if output.seeds < 1:
+        raise UsageError(f"seeds={output.seeds} is too small; choose 1 or more.")
+    start.start_jax(output.devices)
+    chosen = federation.from_values(values["data"])
+    data, settings = chosen.federation(), settings_from(values["run"], chosen)
+    directory = Path(output.out or Path("runs") / f"compare-{Path(data.name).stem}")
+    for method in named.values():
+        method.check()
+        settings.schedules(method)
+    settings.check(data.num_clients)
+    return _run_all(list(_cells(named, settings, output.seeds, directory)), data, directory)
+
+
+def methods_from(texts: Sequence[str], shared: dict[str, Any]) -> dict[str, Any]:
+    """The methods by label, each with the shared settings and then its own."""
+    if not texts:
+        raise UsageError(f"There is no method to compare; name some of {', '.join(methods.REGISTRY)}.")
+    named: dict[str, Any] = {}
+    for text in texts:
+        if text in named:
+            raise UsageError(
+                f"{text} is named twice; give it other settings, such as {text.partition(':')[0]}:epochs=2."
+            )
+        name, _, settings = text.partition(":")
+        method = methods.get(name)()
+        for key in shared:
+            flags.find(method, key.replace("_", "-"), name)
+        own = dict(_own_settings(method, name, settings))
+        named[text] = flags.build(method, shared | own)
+    return named
+
+
+def _own_settings(method: Any, name: str, text: str) -> Iterator[tuple[str, Any]]:
+    for item in filter(None, text.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise UsageError(f"{item!r} in {name}:{text} is not FIELD=VALUE; write for example {name}:step-size=0.05.")
+        flag = flags.find(method, key.strip(), name)
+        yield flag.name, flags.read_value(flag, value.strip())
+
+
+def _cells(named: dict[str, Any], settings: Settings, seeds: int, directory: Path) -> Iterator[Cell]:
+    for label, method in named.items():
+        for seed in range(settings.seed, settings.seed + seeds):
+            folder = f"{label.replace(':', '-').replace('/', '_')}-s{seed}"
+            yield Cell(label, method, dataclasses.replace(settings, seed=seed), directory / folder)
+
+
+def _run_all(cells: list[Cell], data: Federation, directory: Path) -> int:
+    console = report.console()
+    console.print(f"{len(cells)} runs on {data.describe()}", markup=False, soft_wrap=True)
+    loaded = [cell for cell in cells if _is_finished(cell, data)]
+    if loaded:
+        console.print(f"{len(loaded)} of them are finished already and are loaded from {directory}.", markup=False)
+    summaries: dict[str, list[dict[str, Any]]] = {}
+    with progress.interruptible() as stop:
+        for cell in cells:
+            label = (
+                cell.label if len({c.settings.seed for c in cells}) == 1 else f"{cell.label} seed {cell.settings.seed}"
+            )
+            summary = _summary(cell, data, stop, label)
+            if summary is None:
+                console.print(f"Stopped; the same command goes on from the checkpoint in {cell.path}.", markup=False)
+                return INTERRUPTED
+            summaries.setdefault(cell.label, []).append(summary)
+    records = report.compare(summaries)
+    seeds = sorted({cell.settings.seed for cell in cells})
+    _write(records, cells, data, seeds, directory)
+    for table in report.comparison_tables(records, len(seeds)):
+        console.print()
+        console.print(table)
+    console.print()
+    if len(seeds) > 1:
+        console.print(f"Means over {len(seeds)} seeds ± standard error; differences are paired by seed.")
+    console.print(
+        "Bytes are per client and round; from NLL to the worst client, scores are those of the personal models."
+    )
+    console.print(f"comparison: {directory}/comparison.json", markup=False, soft_wrap=True)
+    return 0
+
+
+def _summary(cell: Cell, data: Federation, stop: progress.Interrupt, label: str) -> dict[str, Any] | None:
+    """What the run ended with, made, finished or only loaded; None if it was stopped before."""
+    if _is_finished(cell, data):
+        return RunDirectory(cell.path).summary()
+    options = {field.name: getattr(cell.settings, field.name) for field in dataclasses.fields(cell.settings)}
+    with progress.watching(label) as watcher:
+        if RunDirectory(cell.path).checkpoint.is_dir():
+            run = resume(cell.path, federation=data, listener=watcher, stop=stop)
+        else:
+            run = simulate(cell.method, data, out=cell.path, listener=watcher, stop=stop, **options)
+    return run.summary() if run.completed == cell.settings.rounds else None
+
+
+def _is_finished(cell: Cell, data: Federation) -> bool:
+    """Whether the directory holds this very run with its summary; raises if it holds another one."""
+    directory = RunDirectory(cell.path)
+    if not (cell.path / "manifest.toml").exists():
+        return False
+    there = directory.manifest()
+    asked = tomllib.loads(tomli_w.dumps(manifest.describe(cell.method, data, cell.settings)))
+    for part, table in asked.items():
+        for name in {**table, **there.get(part, {})}:
+            old, new = there.get(part, {}).get(name), table.get(name)
+            if old != new:
+                raise UsageError(
+                    f"{cell.path} holds a run with {name}={old} where this comparison has {name}={new}; "
+                    "choose another --out."
+                )
+    return directory.summary() is not None
+
+
+def _write(
+    records: list[dict[str, Any]], cells: list[Cell], data: Federation, seeds: list[int], directory: Path
+) -> None:
+    for record in records:
+        record["runs"] = [
+            {"seed": cell.settings.seed, "path": cell.path.name} for cell in cells if cell.label == record["label"]
+        ]
+    comparison = {"federation": data.describe(), "data": data.spec, "seeds": seeds, "methods": records}
+    write_atomically(directory / "comparison.json", json.dumps(comparison, indent=2) + "\n")

@@ -1,0 +1,29 @@
+"""`priory methods` and `priory datasets`."""
+
+from collections.abc import Sequence
+
+from priory import data, report
+from priory.cli import flags
+
+
+def methods(argv: Sequence[str]) -> int:
+    """The exit code of `priory methods`."""
+    flags.parse(
+        {}, argv, prog="priory methods", text="List the methods: paper, what stays on the client, what travels."
+    )
+    console = report.console()
+    console.print(report.methods_table())
+    console.print("\n`priory run METHOD --help` lists the hyper-parameters of a method.")
+    return 0
+
+
+def datasets(argv: Sequence[str]) -> int:
+    """The exit code of `priory datasets`."""
+    text = "List the data sets. Those that are not here are read from the directory in PRIORY_DATA, or fetched by name."
+    flags.parse({}, argv, prog="priory datasets", text=text)
+    console = report.console()
+    console.print(report.datasets_table(data.describe()))
+    console.print(
+        "\nYour own data: --data file.csv --target COL --client COL, or --data file.npz with x, y and client."
+    )
+    return 0

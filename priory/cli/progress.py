@@ -1,0 +1,130 @@
+"""What a person sees while a run is under way: a bar on a terminal, a line per evaluation elsewhere; and Ctrl-C."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from priory import report
+from priory.engine import Listener
+
+
+class Bar:
+    """A live bar: round, rounds a second, time left, latest metrics."""
+
+    def __init__(self, progress: Progress, label: str) -> None:
+        self._progress, self._scores = progress, ""
+        self._task = progress.add_task(label, total=None, count="", rate="", latest="compiling")
+        self._mark: float | None = None  # when the current block began; the first one compiles and tells no pace
+        self._rounds, self._seconds, self._before = 0, 0.0, 0
+
+    def advanced(self, completed: int, rounds: int, info: dict[str, float]) -> None:
+        """Move the bar."""
+        now = time.perf_counter()
+        if self._mark is not None:
+            self._rounds, self._seconds = self._rounds + completed - self._before, self._seconds + now - self._mark
+        self._mark, self._before = now, completed
+        rate = f"{self._rounds / self._seconds:.1f} rounds/s" if self._rounds and self._seconds > 0 else ""
+        loss = f"loss {info['loss']:.3f}" if "loss" in info else ""
+        self._progress.update(
+            self._task,
+            completed=completed,
+            total=rounds,
+            count=f"{completed}/{rounds}",
+            rate=rate,
+            latest=" ".join(filter(None, (self._scores, loss))),
+        )
+
+    def evaluated(self, line: dict[str, Any]) -> None:
+        """Show the scores; the time that they took is not the rounds'."""
+        self._scores, self._mark = report.score_line(line, short=True), time.perf_counter()
+        self._progress.update(self._task, latest=self._scores)
+
+
+class Lines:
+    """A plain line for each evaluation."""
+
+    def __init__(self, console: Console, label: str) -> None:
+        self._console, self._label, self._rounds = console, label, 0
+
+    def advanced(self, completed: int, rounds: int, info: dict[str, float]) -> None:
+        """Nothing to say between evaluations."""
+        del completed, info
+        self._rounds = rounds
+
+    def evaluated(self, line: dict[str, Any]) -> None:
+        """Print the scores."""
+        seconds = sum(line["seconds"].values())
+        text = f"{self._label}  round {line['round']}/{self._rounds or line['round']}  {report.score_line(line)}"
+        self._console.print(f"{text}  {seconds:.1f} s", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def watching(label: str) -> Iterator[Listener]:
+    """A listener that suits where standard error goes."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Lines(console, label)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[count]}"),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[latest]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield Bar(progress, label)
+
+
+@contextmanager
+def counting(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A function that shows how many of how many rounds are done; it says nothing when not on a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.completed:.0f}/{task.total} rounds"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+class Interrupt:
+    """Whether Ctrl-C was pressed; called by the engine between blocks of rounds."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def __call__(self) -> bool:
+        return self.pressed
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """The first Ctrl-C asks the run to stop after its block of rounds; the second aborts at once."""
+    interrupt = Interrupt()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if interrupt.pressed:
+            raise KeyboardInterrupt
+        interrupt.pressed = True
+        Console(stderr=True).print("stopping after this block of rounds; press Ctrl-C again to abort", highlight=False)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,201 @@
+"""`priory run` and `priory resume`: one method on one federation, from flags, from a manifest or from a checkpoint."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from priory import methods, report
+from priory.cli import federation, flags, progress, start
+from priory.cli.flags import Flag
+from priory.core.errors import UsageError
+from priory.data import Federation
+from priory.engine import Run, Settings, manifest, resume, simulate
+from priory.store import RunDirectory, read_manifest
+
+INTERRUPTED = 130
+METHOD_GROUP = "Hyper-parameters of the method, its optimiser and its local work."
+DATA_GROUP = "The federation."
+RUN_GROUP = "How the federation is run."
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the run goes.
+
+    Attributes:
+        out: Run directory; runs/METHOD-DATA-sSEED by default, with -2, -3 … where that is taken.
+        devices: Host devices that share the clients; one for each core by default (CPU only).
+    """
+
+    out: str | None = None
+    devices: int | None = None
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Where a run goes whose settings are written down already.
+
+    Attributes:
+        out: Run directory; runs/METHOD-DATA-sSEED by default, with -2, -3 … where that is taken.
+        devices: Host devices that share the clients; by default as many as the manifest records (CPU only).
+    """
+
+    out: str | None = None
+    devices: int | None = None
+
+
+def run(argv: Sequence[str]) -> int:
+    """The exit code of `priory run`."""
+    if not argv or argv[0] in ("-h", "--help"):
+        return _overview(argv)
+    if argv[0].endswith(".toml"):
+        return _run_manifest(Path(argv[0]), argv[1:])
+    if argv[0].startswith("-"):
+        raise UsageError(f"{argv[0]} stands where the method should; write `priory run METHOD {argv[0]} ...`.")
+    method = methods.get(argv[0])()
+    values = flags.parse(
+        {
+            "method": flags.group("method", METHOD_GROUP, flags.flags_of(method)),
+            "data": flags.group("data", DATA_GROUP, federation.data_flags()),
+            "run": flags.group("run", RUN_GROUP, run_flags()),
+            "output": flags.group("output", "", flags.flags_of(Output())),
+        },
+        argv[1:],
+        prog=f"priory run {argv[0]}",
+        text=title_of(method),
+    )
+    start.start_jax(values["output"]["devices"])
+    chosen = federation.from_values(values["data"])
+    return _simulate(
+        flags.build(method, values["method"]),
+        chosen.federation(),
+        settings_from(values["run"], chosen),
+        values["output"]["out"],
+    )
+
+
+def resume_command(argv: Sequence[str]) -> int:
+    """The exit code of `priory resume`."""
+    directory = Flag("directory", (), str, flags.REQUIRED, "The run directory.", placed="DIR")
+    text = "Go on with a run from its last checkpoint; the result has the same bits as a run that was never stopped."
+    values = flags.parse(
+        {
+            "run": flags.group("run", "", [directory]),
+            "output": flags.group("output", "", [flags.find(Elsewhere(), "devices", "resume")]),
+        },
+        argv,
+        prog="priory resume",
+        text=text,
+    )
+    path = Path(values["run"]["directory"])
+    table = RunDirectory(path).manifest()
+    start.start_jax(values["output"]["devices"], recorded_devices(table))
+    if RunDirectory(path).summary() is not None:
+        report.console().print(f"{path} is finished already.")
+    with progress.interruptible() as stop, progress.watching(_label(table)) as watcher:
+        finished = resume(path, listener=watcher, stop=stop)
+    return conclude(finished)
+
+
+def run_flags() -> list[Flag]:
+    """The flags of `Settings`; the scale of a regression is a flag of the data."""
+    found = [flag for flag in flags.flags_of(Settings()) if flag.name != "scale"]
+    return [flags.several(flag) if flag.name == "schedule" else flag for flag in found]
+
+
+def settings_from(values: dict[str, Any], chosen: federation.DataFlags) -> Settings:
+    """The parsed flags of a run."""
+    scale = chosen.noise()
+    return Settings(**{**values, "schedule": flags.flatten(values["schedule"]), "scale": scale})
+
+
+def recorded_devices(table: dict[str, Any]) -> int | None:
+    """The number of devices that a manifest records, on which its numbers depend in the last bits."""
+    devices = table.get("environment", {}).get("devices")
+    return devices if isinstance(devices, int) else None
+
+
+def free_path(path: Path) -> Path:
+    """The path, or the first of path-2, path-3 … that does not exist."""
+    number, candidate = 1, path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
+
+
+def title_of(method: Any) -> str:
+    """The first paragraph of a method's module, which names what it does."""
+    text = sys.modules[type(method).__module__].__doc__ or ""
+    return text.split("\n\nServer keeps")[0]
+
+
+def conclude(finished: Run) -> int:
+    """The exit code of a run, after printing what it ended with or how to go on."""
+    console = report.console()
+    if finished.completed < finished.settings.rounds:
+        console.print(
+            f"Stopped after round {finished.completed} of {finished.settings.rounds}; "
+            f"go on with: priory resume {finished.path}",
+            soft_wrap=True,
+        )
+        return INTERRUPTED
+    summary = finished.summary()
+    console.print()
+    console.print(report.run_table(summary))
+    console.print()
+    for line in report.run_lines(summary):
+        console.print(line, markup=False)
+    console.print(f"run directory: {finished.path}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _simulate(method: Any, data: Federation, settings: Settings, out: str | None) -> int:
+    name = methods.name_of(method)
+    path = Path(out) if out else free_path(Path("runs") / f"{name}-{Path(data.name).stem}-s{settings.seed}")
+    report.console().print(f"{name} on {data.describe()}", markup=False, soft_wrap=True)
+    options = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    with progress.interruptible() as stop, progress.watching(name) as watcher:
+        finished = simulate(method, data, out=path, listener=watcher, stop=stop, **options)
+    return conclude(finished)
+
+
+def _run_manifest(path: Path, argv: Sequence[str]) -> int:
+    values = flags.parse(
+        {"output": flags.group("output", "", flags.flags_of(Elsewhere()))},
+        argv,
+        prog=f"priory run {path}",
+        text="Run a manifest again; the same devices give the same numbers.",
+    )
+    table = read_manifest(path)
+    start.start_jax(values["output"]["devices"], recorded_devices(table))
+    recipe = manifest.read(table)
+    for name, value in recipe.given.items():
+        raise UsageError(f"{path} was given {name}={value}, which a manifest cannot hold; run it again from Python.")
+    return _simulate(recipe.method, recipe.federation, recipe.settings, values["output"]["out"])
+
+
+def _overview(argv: Sequence[str]) -> int:
+    """Usage, the methods, and the flags that all of them share."""
+    text = (
+        "Train a method on a federation: priory run METHOD [flags], or priory run FILE.toml to run a manifest again. "
+        f"Methods: {', '.join(methods.REGISTRY)}. `priory run METHOD --help` adds the method's own flags."
+    )
+    flags.parse(
+        {
+            "data": flags.group("data", DATA_GROUP, federation.data_flags()),
+            "run": flags.group("run", RUN_GROUP, run_flags()),
+            "output": flags.group("output", "", flags.flags_of(Output())),
+        },
+        ["--help"],
+        prog="priory run METHOD",
+        text=text,
+    )
+    return 0 if argv else flags.PANEL_EXIT
+
+
+def _label(table: dict[str, Any]) -> str:
+    return str(table.get("method", {}).get("name", "run"))

@@ -1,0 +1,33 @@
+"""What the command line sets before JAX is first used: host devices and the compilation cache."""
+
+import os
+from pathlib import Path
+
+import jax
+
+from priory.core.errors import UsageError
+
+
+def start_jax(devices: int | None, recorded: int | None = None) -> None:
+    """Give JAX one host device a core (or as many as asked for, or as a manifest records) and a cache on disk."""
+    if devices is not None and devices < 1:
+        raise UsageError(f"devices={devices} is too small; choose 1 or more.")
+    wanted = devices or recorded or os.cpu_count() or 1
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    try:
+        jax.config.update("jax_num_cpu_devices", wanted)
+    except RuntimeError:  # `main` was called from a program that has used JAX already
+        if devices is not None and devices != len(jax.devices()):
+            raise UsageError(
+                f"devices={devices} cannot be set, since JAX already runs on {len(jax.devices())}; "
+                "give it in a fresh process."
+            ) from None
+
+
+def cache_directory() -> Path:
+    """Where compiled programs are kept between runs."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "priory" / "xla"

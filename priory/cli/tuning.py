@@ -1,0 +1,178 @@
+"""`priory tune`: a grid on the validation rows, and the manifest of the best setting."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from priory import methods, report
+from priory import tune as tuner
+from priory.cli import federation, flags, progress, start
+from priory.cli.federation import DataFlags
+from priory.cli.flags import Flag
+from priory.cli.run import DATA_GROUP, METHOD_GROUP, RUN_GROUP, free_path, run_flags, settings_from
+from priory.core.errors import UsageError
+from priory.engine import Settings, manifest
+from priory.store import write_atomically
+from priory.tune import Axis, Setting
+
+SYNTAX = "write FIELD=VALUE,VALUE,... or FIELD=log:FROM..TO:NUMBER or FIELD=linear:FROM..TO:NUMBER"
+VALIDATION = 0.2
+OVER = Flag(
+    "over",
+    (),
+    tuple[str, ...],
+    (),
+    "What is tried: zeta=1,3,10 or step-size=log:1e-3..1e-1:5 or mu=linear:0..1:5; repeat it for a grid.",
+)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is tried how often, and where the result goes.
+
+    Attributes:
+        seeds: How many seeds each setting is run with.
+        by: The score that decides, on the validation rows; personal.accuracy or personal.rmse by default.
+        out: Directory for tuning.json and manifest.toml; runs/tune-METHOD-DATA by default, with -2, -3 … where taken.
+        devices: Host devices that share the clients; one for each core by default (CPU only).
+    """
+
+    seeds: int = 1
+    by: (
+        Literal["personal.accuracy", "personal.nll", "personal.rmse", "global.accuracy", "global.nll", "global.rmse"]
+        | None
+    ) = None
+    out: str | None = None
+    devices: int | None = None
+
+
+def tune(argv: Sequence[str]) -> int:
+    """The exit code of `priory tune`."""
+    if argv and not argv[0].startswith("-"):
+        method, prog = methods.get(argv[0])(), f"priory tune {argv[0]}"
+    elif not argv or argv[0] in ("-h", "--help"):
+        method, prog, argv = methods.get(next(iter(methods.REGISTRY)))(), "priory tune METHOD", ["METHOD", "--help"]
+    else:
+        raise UsageError(f"{argv[0]} stands where the method should; write `priory tune METHOD {argv[0]} ...`.")
+    values = flags.parse(
+        {
+            "tuning": flags.group("tuning", "What is tuned.", [flags.several(OVER), *flags.flags_of(Output())]),
+            "method": flags.group("method", METHOD_GROUP, flags.flags_of(method)),
+            "data": flags.group("data", DATA_GROUP, federation.data_flags(VALIDATION)),
+            "run": flags.group("run", RUN_GROUP, run_flags()),
+        },
+        argv[1:],
+        prog=prog,
+        text="Try settings of a method, all traced numbers and seeds in one compiled run, and score them on the "
+        "validation rows; test rows are never read. `priory methods` lists the methods.",
+    )
+    tuning = values["tuning"]
+    over = flags.flatten(tuning.pop("over"))
+    output = Output(**tuning)
+    method = flags.build(method, values["method"])
+    axes = axes_from(method, over)
+    if output.seeds < 1:
+        raise UsageError(f"seeds={output.seeds} is too small; choose 1 or more.")
+    start.start_jax(output.devices)
+    chosen = federation.from_values(values["data"])
+    return _tune(method, axes, chosen, settings_from(values["run"], chosen), output)
+
+
+def axes_from(method: Any, over: Sequence[str]) -> list[Axis]:
+    """The axes of the grid that `--over` describes."""
+    name = methods.name_of(method)
+    if not over:
+        raise UsageError(f"There is nothing to tune; {SYNTAX} behind --over.")
+    axes: list[Axis] = []
+    for text in over:
+        typed, equals, described = text.partition("=")
+        if not equals or not described:
+            raise UsageError(f"over={text!r} is not understood; {SYNTAX}.")
+        flag = flags.find(method, typed.strip(), name)
+        if flag.typed in (axis.name for axis in axes):
+            raise UsageError(f"{flag.typed} is given twice; name all its values behind one --over.")
+        values = tuple(dict.fromkeys(flags.read_value(flag, one) for one in _listed(text, described)))
+        axes.append(Axis(flag.typed, flag.path, values, flag.is_static))
+    return axes
+
+
+def _listed(text: str, described: str) -> list[str]:
+    """The values of an axis as text; `log:` and `linear:` are spaced evenly, both ends included."""
+    kind, colon, rest = described.partition(":")
+    if not colon:
+        return [value.strip() for value in described.split(",")]
+    try:
+        ends, number = rest.rsplit(":", 1)
+        low, high = (float(end) for end in ends.split(".."))
+        num = int(number)
+        if kind not in ("log", "linear") or num < 2 or (kind == "log" and min(low, high) <= 0):
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"over={text!r} is not understood; {SYNTAX}, such as step-size=log:1e-3..1e-1:5.") from None
+    shares = [i / (num - 1) for i in range(num)]
+    if kind == "linear":
+        points = [low + share * (high - low) for share in shares]
+    else:
+        points = [math.exp(math.log(low) + share * (math.log(high) - math.log(low))) for share in shares]
+    return [f"{point:.4g}" for point in points]
+
+
+def _tune(method: Any, axes: list[Axis], chosen: DataFlags, settings: Settings, output: Output) -> int:
+    console, name = report.console(), methods.name_of(method)
+    data = chosen.federation()
+    directory = Path(output.out) if output.out else free_path(Path("runs") / f"tune-{name}-{Path(data.name).stem}")
+    if (directory / "tuning.json").exists() or (directory / "manifest.toml").exists():
+        raise UsageError(f"out={str(directory)!r} holds results already, which are never overwritten; choose another.")
+    by = _criterion(output.by, data.num_classes is None)
+    num = math.prod(len(axis.values) for axis in axes)
+    console.print(f"{name} on {data.describe()}; settings: {num}, seeds of each: {output.seeds}", soft_wrap=True)
+    with progress.counting(f"tuning {name}") as told:
+        found = tuner.tune(method, data, axes, seeds=output.seeds, settings=settings, told=told)
+    best = tuner.ranked(found, by)
+    final = replace(chosen, validation=0.0).federation()
+    table = {
+        **manifest.describe(best[0].method, final, settings),
+        "environment": {"data_checksum": final.checksum},
+    }
+    records = _records(best, data.num_classes is None)
+    directory.mkdir(parents=True, exist_ok=True)
+    told_of = {"method": name, "by": by, "seeds": output.seeds, "data": data.spec, "settings": records}
+    write_atomically(directory / "tuning.json", json.dumps(told_of, indent=2) + "\n")
+    write_atomically(directory / "manifest.toml", tomli_w.dumps(table))
+    console.print()
+    console.print(report.tuning_table(records, by))
+    console.print()
+    console.print(
+        f"Scores are means over seeds on {data.validation.total} validation rows; the test rows were not read. "
+        f"The manifest of the best setting trains on the validation rows too (validation 0)."
+    )
+    console.print(f"priory run {directory}/manifest.toml", markup=False, soft_wrap=True)
+    return 0
+
+
+def _criterion(by: str | None, regression: bool) -> str:
+    if by is None:
+        return "personal.rmse" if regression else "personal.accuracy"
+    if by.endswith("accuracy" if regression else "rmse"):
+        raise UsageError(
+            f"by={by} does not suit a {'regression' if regression else 'classification'}; choose the other."
+        )
+    return by
+
+
+def _records(best: Sequence[Setting], regression: bool) -> list[dict[str, Any]]:
+    first = "rmse" if regression else "accuracy"
+    names = [f"{part}.{score}" for part in ("personal", "global") for score in (first, "nll")]
+    records = []
+    for setting in best:
+        scores = {}
+        for name in names:
+            mean, error = setting.mean_and_error(name)
+            scores[name] = {"mean": mean, "standard_error": error}
+        records.append({"values": setting.values, "scores": scores})
+    return records

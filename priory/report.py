@@ -1,0 +1,260 @@
+"""Text tables from the records of runs: one run, a comparison, a tuning, the methods, the data sets."""
+
+import math
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from priory import methods
+from priory.data import Entry
+
+__all__ = [
+    "compare",
+    "comparison_tables",
+    "console",
+    "datasets_table",
+    "methods_table",
+    "run_lines",
+    "run_table",
+    "score_line",
+    "tuning_table",
+    "value_at",
+]
+
+PLAIN_WIDTH = 100
+CLASS_COLUMNS = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "brier": "Brier"}
+REGRESSION_COLUMNS = {"rmse": "RMSE", "nll": "NLL", "coverage_90": "coverage of 90 %"}
+SPREAD_COLUMNS = {"clients.mean": "client mean", "clients.worst": "worst client"}
+CLASS_COMPARED = {
+    "personal.accuracy": "personal accuracy",
+    "global.accuracy": "global accuracy",
+    "personal.nll": "NLL",
+    "personal.ece": "ECE",
+    "personal.clients.worst": "worst client",
+}
+REGRESSION_COMPARED = {
+    "personal.rmse": "personal RMSE",
+    "global.rmse": "global RMSE",
+    "personal.nll": "NLL",
+    "personal.coverage_90": "coverage of 90 %",
+    "personal.clients.worst": "worst client",
+}
+
+
+def console() -> Console:
+    """Where tables go: as wide as the terminal, or plain and 100 columns wide when piped."""
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
+
+
+def value_at(record: dict[str, Any], name: str) -> float | None:
+    """The number at a dotted name of a summary; None where the method has no such score."""
+    value: Any = record
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def score_line(line: dict[str, Any], short: bool = False) -> str:
+    """The most telling scores of an evaluation in a few words; fewer where a bar stands beside them."""
+    words = []
+    for part in ("personal", "global"):
+        scores = line.get(part)
+        if scores:
+            first = "accuracy" if "accuracy" in scores else "rmse"
+            value, nll = _number(scores[first]), _number(scores["nll"])
+            words.append(f"{part} {value}" if short else f"{part} {first} {value} nll {nll}")
+    return "  ".join(words) or "no test examples"
+
+
+def run_table(summary: dict[str, Any]) -> Table:
+    """The scores of a run, a row each for personal models, the global one and newcomers."""
+    regression = _is_regression([summary])
+    columns = (REGRESSION_COLUMNS if regression else CLASS_COLUMNS) | SPREAD_COLUMNS
+    columns |= {"clients.p10": "90th percentile" if regression else "10th percentile"}
+    table = _table("", *columns.values())
+    for part in ("personal", "global", "newcomers"):
+        if summary.get(part):
+            table.add_row(part, *(_number(value_at(summary[part], name)) for name in columns))
+    if not table.row_count:
+        table.add_row("no test examples", *([""] * len(columns)))
+    return table
+
+
+def run_lines(summary: dict[str, Any]) -> list[str]:
+    """What else a run ends with: communication, time, and clients that were left out."""
+    sent, seconds = summary["communication"], summary["seconds"]
+    lines = []
+    if sent["down_bytes"] is None:
+        lines.append("all data in one place, so no model travels")
+    else:
+        down, up = _bytes(sent["down_bytes"]), _bytes(sent["up_bytes"])
+        lines.append(f"{down} down and {up} up per client and round")
+    lines.append(", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
+    rejected = summary.get("extra", {}).get("rejected", {})
+    if rejected:
+        named = ", ".join(f"{client} ({count} rounds)" for client, count in list(rejected.items())[:5])
+        more = f" and {len(rejected) - 5} more" if len(rejected) > 5 else ""
+        lines.append(f"left out of rounds, since their updates were not finite: {named}{more}")
+    return lines
+
+
+def compare(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The record of each method from its summaries, in the same order of seeds: means, errors, paired differences.
+
+    The difference is that of a method to the first one with the same seed, so what a seed does to both cancels;
+    errors are standard errors of the mean over seeds, None for a single one.
+    """
+    first = next(iter(runs.values()))
+    names = REGRESSION_COMPARED if _is_regression(first) else CLASS_COMPARED
+    records = []
+    for label, summaries in runs.items():
+        scores = {}
+        for name in names:
+            own, base = ([value_at(summary, name) for summary in some] for some in (summaries, first))
+            pairs = [None if a is None or b is None else a - b for a, b in zip(own, base, strict=True)]
+            scores[name] = {**_mean_and_error(own), "difference": _mean_and_error(pairs)}
+        seconds = {kind: _mean([s["seconds"][kind] for s in summaries]) for kind in summaries[0]["seconds"]}
+        records.append(
+            {
+                "label": label,
+                "method": summaries[0]["method"],
+                "scores": scores,
+                "communication": summaries[0]["communication"],
+                "seconds": seconds,
+            }
+        )
+    return records
+
+
+def comparison_tables(records: list[dict[str, Any]], num_seeds: int) -> list[Table]:
+    """The comparison, and for several seeds the paired differences to the first method."""
+    names = REGRESSION_COMPARED if "personal.rmse" in records[0]["scores"] else CLASS_COMPARED
+    table = _table("method", *names.values(), "bytes down", "bytes up", "run s", "compile s")
+    for record in records:
+        cells = [_with_error(record["scores"][name], "\n") for name in names]
+        sent, seconds = record["communication"], record["seconds"]
+        table.add_row(
+            record["label"].replace(":", ":\n").replace(",", "\n"),
+            *cells,
+            _bytes(sent["down_bytes"]),
+            _bytes(sent["up_bytes"]),
+            f"{seconds['train'] + seconds['evaluate']:.1f}",
+            f"{seconds['compile']:.1f}",
+        )
+    if num_seeds < 2 or len(records) < 2:
+        return [table]
+    paired = _table(f"less {records[0]['label']}", *names.values())
+    for record in records[1:]:
+        cells = [_with_error(record["scores"][name]["difference"], " ", signed=True) for name in names]
+        paired.add_row(record["label"].replace(":", ":\n").replace(",", "\n"), *cells)
+    return [table, paired]
+
+
+def tuning_table(settings: Sequence[dict[str, Any]], by: str, most: int = 10) -> Table:
+    """The best settings of a tuning, best first."""
+    swept = list(settings[0]["values"])
+    others = [name for name in settings[0]["scores"] if name != by]
+    table = _table(*(name.replace("_", "-") for name in swept), by, *others)
+    for setting in settings[:most]:
+        cells = [_with_error(setting["scores"][name], " ") for name in (by, *others)]
+        table.add_row(
+            *(f"{value:g}" if isinstance(value, float) else str(value) for value in setting["values"].values()), *cells
+        )
+    return table
+
+
+def methods_table() -> Table:
+    """Every registered method: its paper, what stays on the client and what it sends."""
+    table = _table("method", "paper", "stays on the client", "client sends", wrap=True)
+    for name, cls in methods.REGISTRY.items():
+        text = sys.modules[cls.__module__].__doc__ or ""
+        table.add_row(name, _paper(text), _entry(text, "Client keeps"), _entry(text, "Client sends"))
+    return table
+
+
+def datasets_table(entries: Iterable[Entry]) -> Table:
+    """The catalogue of data sets."""
+    table = _table("data", "examples", "shape", "classes", "clients", "here", "licence", "source", wrap=True)
+    for entry in entries:
+        table.add_row(
+            entry.name,
+            "as asked" if entry.examples is None else str(entry.examples),
+            entry.shape,
+            "regression" if entry.classes is None else str(entry.classes),
+            entry.clients,
+            "yes" if entry.available else "no",
+            entry.licence,
+            entry.source,
+        )
+    return table
+
+
+def _table(first: str, *others: str, wrap: bool = False) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="left" if wrap else "right")
+    return table
+
+
+def _paper(text: str) -> str:
+    """Authors, venue and arXiv number from the paragraph under a module's title."""
+    paragraphs = text.split("\n\n")
+    cited = " ".join(paragraphs[1].split()) if len(paragraphs) > 1 else ""
+    match = re.fullmatch(r"(.+? et al\.|[^,]+), .+, ([\w .&]+ \d{4}), (arXiv:[\d.]+?)\.?", cited)
+    return f"{match[1]}, {match[2]}, {match[3]}" if match else "–"
+
+
+def _entry(text: str, name: str) -> str:
+    """What a module's docstring says behind `Client keeps`, lines that go on included."""
+    match = re.search(rf"^{name}\s+(.+(?:\n[ ]+\S.*)*)", text, re.MULTILINE)
+    if match is None:
+        return "–"
+    words = [" ".join(part.split()) for part in re.split(r"\s{2,}", match[1], maxsplit=1)]
+    return ", ".join(words)
+
+
+def _is_regression(summaries: list[dict[str, Any]]) -> bool:
+    scored = [s[part] for s in summaries for part in ("personal", "global", "newcomers") if s.get(part)]
+    return bool(scored) and "rmse" in scored[0]
+
+
+def _mean(values: list[float]) -> float:
+    return statistics.fmean(values)
+
+
+def _mean_and_error(values: list[float | None]) -> dict[str, float | None]:
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return {"mean": None, "standard_error": None}
+    error = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
+    return {"mean": _mean(known), "standard_error": error}
+
+
+def _with_error(score: dict[str, Any], between: str, signed: bool = False) -> str:
+    mean, error = score["mean"], score["standard_error"]
+    text = f"{mean:+.3f}" if signed and mean is not None else _number(mean)
+    return text if mean is None or error is None else f"{text}{between}±{_number(error)}"
+
+
+def _number(value: float | None) -> str:
+    """Three decimals, or fewer digits for what is large."""
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if abs(value) < 1000 else f"{value:.3g}"
+
+
+def _bytes(count: int | None) -> str:
+    if count is None:
+        return "–"
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

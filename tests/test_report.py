@@ -1,0 +1,115 @@
+"""Tables and figures from records of runs."""
+
+import math
+
+import pytest
+
+from priory import report
+
+
+def a_summary(accuracy: float = 0.9, population: float | None = 0.8, up: int | None = 1200) -> dict:
+    def scores(value: float) -> dict:
+        spread = {"mean": value, "worst": value - 0.3, "p10": value - 0.2}
+        return {"accuracy": value, "nll": 1 - value, "ece": 0.05, "mce": 0.1, "brier": 0.2, "clients": spread}
+
+    return {
+        "method": "fedavg",
+        "rounds": 3,
+        "personal": scores(accuracy),
+        "global": None if population is None else scores(population),
+        "newcomers": None,
+        "communication": {"down_bytes": up, "up_bytes": up},
+        "seconds": {"compile": 3.0, "train": 1.0, "evaluate": 0.5},
+        "extra": {"rejected": {}},
+    }
+
+
+def shown(table, capsys) -> str:
+    report.console().print(table)
+    return capsys.readouterr().out
+
+
+def test_a_paired_difference_loses_what_a_seed_does_to_both():
+    easy, hard = 0.95, 0.75
+    runs = {"a": [a_summary(easy), a_summary(hard)], "b": [a_summary(easy + 0.02), a_summary(hard + 0.02)]}
+    first, second = report.compare(runs)
+    assert first["scores"]["personal.accuracy"]["mean"] == pytest.approx(0.85)
+    assert first["scores"]["personal.accuracy"]["standard_error"] == pytest.approx(0.1)  # |0.95 − 0.75| / √2 / √2
+    paired = second["scores"]["personal.accuracy"]["difference"]
+    assert paired["mean"] == pytest.approx(0.02)
+    assert paired["standard_error"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_one_seed_has_no_standard_error():
+    (record,) = report.compare({"a": [a_summary()]})
+    assert record["scores"]["personal.accuracy"]["standard_error"] is None
+
+
+def test_a_method_without_a_global_model_has_a_dash_and_no_difference():
+    records = report.compare({"a": [a_summary()], "b": [a_summary(population=None)]})
+    assert records[1]["scores"]["global.accuracy"]["mean"] is None
+    assert records[1]["scores"]["global.accuracy"]["difference"]["mean"] is None
+
+
+def test_a_comparison_of_six_methods_and_three_seeds_fits_a_hundred_columns(capsys):
+    labels = ["local", "fedavg", "fedprox:mu=0.1,step-size=0.05", "fedrep:head-epochs=5", "ditto:lam=0.3", "pooled"]
+    runs = {label: [a_summary(0.9 + 0.01 * seed, up=123_456_789) for seed in range(3)] for label in labels}
+    for table in report.comparison_tables(report.compare(runs), 3):
+        lines = shown(table, capsys).splitlines()
+        assert max(map(len, lines)) <= 100
+        assert not any("…" in line for line in lines)
+
+
+def test_the_table_of_a_run_shows_its_parts_and_only_those(capsys):
+    text = shown(report.run_table(a_summary()), capsys)
+    rows = [line.split() for line in text.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["personal", "global"]
+    assert rows[0] == ["personal", "0.900", "0.100", "0.050", "0.200", "0.900", "0.600", "0.700"]
+
+
+def test_the_table_of_a_regression_has_its_own_scores(capsys):
+    summary = a_summary()
+    spread = {"mean": 1.0, "worst": 3.0, "p10": 2.0}
+    summary |= {"personal": {"rmse": 1.5, "nll": 0.7, "coverage_90": 0.88, "clients": spread}, "global": None}
+    text = shown(report.run_table(summary), capsys)
+    assert text.splitlines()[-1].split() == ["personal", "1.500", "0.700", "0.880", "1.000", "3.000", "2.000"]
+    assert "accuracy" not in text
+
+
+def test_a_run_without_test_examples_says_so(capsys):
+    summary = a_summary() | {"personal": None, "global": None}
+    assert "no test examples" in shown(report.run_table(summary), capsys)
+
+
+def test_bytes_are_rounded_to_their_unit():
+    lines = report.run_lines(a_summary(up=19_240))
+    assert lines[0] == "19.2 kB down and 19.2 kB up per client and round"
+
+
+def test_pooled_data_send_no_model():
+    assert "one place" in report.run_lines(a_summary(up=None))[0]
+
+
+def test_clients_that_were_left_out_are_named():
+    summary = a_summary() | {"extra": {"rejected": {"ward 3": 2}}}
+    assert "ward 3 (2 rounds)" in report.run_lines(summary)[-1]
+
+
+def test_a_line_gives_personal_and_global_scores():
+    line = report.score_line(a_summary())
+    assert line == "personal accuracy 0.900 nll 0.100  global accuracy 0.800 nll 0.200"
+
+
+def test_a_score_that_is_missing_is_a_dash():
+    summary = a_summary()
+    summary["personal"]["nll"] = None  # what was not finite is null in summary.json
+    assert "nll –" in report.score_line(summary)
+
+
+def test_nothing_plain_contains_colour(capsys):
+    assert "\x1b" not in shown(report.methods_table(), capsys)
+
+
+def test_a_value_is_found_by_its_dotted_name():
+    assert math.isclose(report.value_at(a_summary(), "personal.clients.worst"), 0.6)
+    assert report.value_at(a_summary(population=None), "global.accuracy") is None

@@ -1,0 +1,149 @@
+"""Tuning: one compiled run for all traced values and seeds, on validation rows only."""
+
+import dataclasses
+import json
+import tomllib
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import priory
+from priory import tune as tuner
+from priory.cli import main, tuning
+from priory.engine import Settings
+from priory.tune import Axis, Setting
+
+SETTINGS = Settings(rounds=3, model="linear", cohort=4, eval_every=0)
+STEP_SIZE = Axis("step-size", ("optimiser", "step_size"), (0.05, 0.2, 0.4), is_static=False)
+MU = Axis("mu", ("mu",), (0.0, 1.0), is_static=False)
+EPOCHS = Axis("epochs", ("work", "epochs"), (1, 2), is_static=True)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return priory.data.load("digits").partition("dirichlet:1", clients=6, seed=0, validation=0.25)
+
+
+@pytest.fixture(scope="module")
+def grid(federation):
+    """A grid with its number of compilations of the rounds."""
+    before = tuner._run_cells._cache_size()
+    found = tuner.tune(priory.FedProx(), federation, [STEP_SIZE, MU], seeds=2, settings=SETTINGS)
+    return found, tuner._run_cells._cache_size() - before
+
+
+def test_one_compilation_serves_all_traced_values_and_seeds(grid):
+    found, compilations = grid
+    assert len(found) == 6
+    assert compilations == 1
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_cell_of_the_grid_equals_the_same_setting_simulated(grid, federation, place):
+    setting = grid[0][place]
+    options = {field.name: getattr(SETTINGS, field.name) for field in dataclasses.fields(SETTINGS)}
+    for seed, scores in enumerate(setting.scores):
+        run = priory.simulate(setting.method, tuner.without_test(federation), **{**options, "seed": seed})
+        for part, alone in (("personal", run.personal), ("global", run.population)):
+            for name in ("accuracy", "nll", "brier"):
+                assert scores[part][name] == pytest.approx(getattr(alone, name), abs=1e-5)
+
+
+def test_different_settings_and_seeds_score_differently(grid):
+    nll = [scores["personal"]["nll"] for setting in grid[0] for scores in setting.scores]
+    assert len(set(nll)) == len(nll)
+
+
+def test_the_grid_comes_in_the_order_in_which_it_was_asked_for(grid):
+    assert [tuple(setting.values.values()) for setting in grid[0]] == [
+        (step, mu) for step in STEP_SIZE.values for mu in MU.values
+    ]
+
+
+def test_pieces_of_the_grid_score_as_the_whole(federation):
+    ditto = priory.Ditto(lam=0.1)
+    whole = tuner.tune(ditto, federation, [STEP_SIZE], seeds=1, settings=SETTINGS)
+    two_cells = 2 * 6 * (65 * 10 * 4 + 1)  # bytes of two times six clients' weights and whether they have joined
+    pieces = tuner.tune(
+        ditto, federation, [STEP_SIZE], seeds=1, settings=dataclasses.replace(SETTINGS, resident_bytes=two_cells)
+    )
+    for one, other in zip(whole, pieces, strict=True):
+        assert one.scores[0]["personal"]["nll"] == pytest.approx(other.scores[0]["personal"]["nll"], abs=1e-5)
+
+
+def test_static_fields_are_swept_too(federation):
+    found = tuner.tune(priory.Local(), federation, [STEP_SIZE, EPOCHS], seeds=1, settings=SETTINGS)
+    assert [setting.method.work.epochs for setting in found] == [1, 2, 1, 2, 1, 2]
+    assert all(setting.scores[0]["global"] is None for setting in found)
+
+
+def test_test_rows_are_not_in_the_pool_and_validation_rows_take_their_place(federation):
+    held = tuner.without_test(federation)
+    assert held.num_examples == federation.train.total + federation.validation.total
+    for client in range(len(federation.clients)):
+        for here, there in (("train", "train"), ("test", "validation")):
+            np.testing.assert_array_equal(held.x[held.rows(client, here)], federation.x[federation.rows(client, there)])
+            np.testing.assert_array_equal(held.y[held.rows(client, here)], federation.y[federation.rows(client, there)])
+    assert held.validation.total == 0
+
+
+def test_tuning_never_reads_a_test_row(federation):
+    spoilt = federation.y.copy()
+    for client in range(len(federation.clients)):
+        spoilt[federation.rows(client, "test")] = 0
+    one, other = (
+        tuner.tune(priory.FedProx(), data, [MU], seeds=1, settings=SETTINGS)
+        for data in (federation, dataclasses.replace(federation, y=spoilt))
+    )
+    assert [setting.scores for setting in one] == [setting.scores for setting in other]
+
+
+def a_setting(*accuracies: float | None) -> Setting:
+    return Setting({}, None, [{"personal": {"accuracy": value, "nll": value}, "global": None} for value in accuracies])
+
+
+def test_the_best_is_the_highest_accuracy_or_the_lowest_loss():
+    low, high, broken = a_setting(0.5), a_setting(0.9), a_setting(None)
+    assert tuner.ranked([broken, low, high], "personal.accuracy") == [high, low, broken]
+    assert tuner.ranked([broken, low, high], "personal.nll") == [low, high, broken]
+
+
+def test_mean_and_error_are_those_over_seeds():
+    assert a_setting(0.5, 0.7).mean_and_error("personal.accuracy") == pytest.approx((0.6, 0.1))
+    assert a_setting(0.5, None).mean_and_error("personal.accuracy") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("step-size=0.1,0.2", (0.1, 0.2)),
+        ("step-size=log:1e-3..1e-1:3", (0.001, 0.01, 0.1)),
+        ("step-size=linear:0.1..0.5:3", (0.1, 0.3, 0.5)),
+        ("batch-size=16,32", (16, 32)),
+        ("optimiser=sgd,adam", ("sgd", "adam")),
+        ("clip=None,1", (None, 1.0)),
+    ],
+)
+def test_over_lists_or_spaces_values(text, values):
+    (axis,) = tuning.axes_from(priory.FedAvg(), [text])
+    assert axis.values == pytest.approx(values) if isinstance(values[0], float) else axis.values == values
+
+
+def test_the_command_writes_all_cells_and_a_manifest_that_runs(tmp_path, monkeypatch, capsys):
+    jax.devices()
+    monkeypatch.chdir(tmp_path)
+    federation = ["--data", "digits", "--partition", "dirichlet:1", "--clients", "6", "--model", "linear"]
+    grid = ["--over", "step-size=0.001,0.2", "--over", "mu=0,1", "--seeds", "2", "--out", "t"]
+    assert main(["tune", "fedprox", *grid, *federation, "--rounds", "3", "--cohort", "4"]) == 0
+    assert "the test rows were not read" in " ".join(capsys.readouterr().out.split())
+    written = json.loads(Path("t/tuning.json").read_text())
+    assert len(written["settings"]) == 4
+    means = [setting["scores"]["personal.accuracy"]["mean"] for setting in written["settings"]]
+    assert means == sorted(means, reverse=True)
+    best = tomllib.loads(Path("t/manifest.toml").read_text())
+    assert best["method"]["optimiser"]["step_size"] == written["settings"][0]["values"]["step-size"] == 0.2
+    assert best["data"]["validation"] == 0.0
+    assert main(["run", "t/manifest.toml", "--out", "best"]) == 0
+    assert main(["tune", "fedprox", *grid, *federation]) == 2  # never overwritten
