@@ -1,5 +1,7 @@
 """Small federations for the tests of methods: two or three clients, a tiny network, nothing downloaded."""
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -99,4 +101,16 @@ def a_round_of(method: Any, task: Task, shards: Shards) -> tuple[Any, Message]:
     return server, jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
 
 
-ALL_METHODS = list(REGISTRY)
+def _skeleton() -> Any:
+    """The class of `docs/skeleton.py`, which is held to the same laws as what was made from it."""
+    path = Path(__file__).parents[2] / "docs" / "skeleton.py"
+    spec = importlib.util.spec_from_file_location("skeleton", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Skeleton
+
+
+METHODS = {**REGISTRY, "skeleton": _skeleton()}
+ALL_METHODS = list(METHODS)

@@ -21,8 +21,7 @@ from priory.fed import schedule, screen
 from priory.fed.channel import TopK
 from priory.fed.local import Optimiser, Work
 from priory.fed.method import Message
-from priory.methods import REGISTRY
-from tests.methods.problems import ALL_METHODS, COUNTS, a_round_of, tiny_shards, tiny_task
+from tests.methods.problems import ALL_METHODS, COUNTS, METHODS, a_round_of, tiny_shards, tiny_task
 
 TASK, SHARDS, ROOT = tiny_task(), tiny_shards(), rng.root(11)
 SCHEDULES = (schedule.parse("step-size=step:0.5@0.5"),)
@@ -38,7 +37,7 @@ def assert_close(a: Any, b: Any, tolerance: float = 2e-6) -> None:
 @cache
 def method_of(name: str) -> Any:
     """The method with momentum and two epochs on small batches: whatever a law may break on is switched on."""
-    return replace(REGISTRY[name](), optimiser=Optimiser("sgd", 0.05, momentum=0.9), work=Work(epochs=2, batch_size=3))
+    return replace(METHODS[name](), optimiser=Optimiser("sgd", 0.05, momentum=0.9), work=Work(epochs=2, batch_size=3))
 
 
 @cache

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 
 from priory import Ditto, FedAvg, FedBABU, FedProx, FedRep, Local, Optimiser, UsageError, Work, methods
-from tests.methods.problems import ALL_METHODS
+from tests.methods.problems import ALL_METHODS, METHODS
 
 
 @pytest.mark.parametrize("name", ALL_METHODS)
 def test_every_field_of_a_method_is_documented(name):
-    cls = methods.get(name)
+    cls = METHODS[name]
     text = cls.__doc__ or ""
     for field in dataclasses.fields(cls):
         assert f"{field.name}:" in text
@@ -18,7 +18,7 @@ def test_every_field_of_a_method_is_documented(name):
 
 @pytest.mark.parametrize("name", ALL_METHODS)
 def test_a_method_equals_its_twin_and_hashes_alike(name):
-    cls = methods.get(name)
+    cls = METHODS[name]
     assert cls() == cls()
     assert hash(cls()) == hash(cls())
 

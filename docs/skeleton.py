@@ -1,0 +1,90 @@
+"""Skeleton: copy this file to `priory/methods/NAME.py`, change what differs, and register it.
+
+Author et al., Title, Venue Year, arXiv:0000.00000.
+
+Server keeps   w^t   the global weights; broadcast as they are
+Client keeps   v_k   a running mean of its own weights
+Client sends   w_k   its weights after local training, weighted by n_k
+
+Differs from the paper: say here what and why.
+"""
+
+from typing import ClassVar
+
+from jax import Array
+
+from priory.core import trees
+from priory.core.rng import Key
+from priory.core.struct import static, struct
+from priory.fed.checks import at_least
+from priory.fed.local import Optimiser, Work, fit
+from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.shard import Shard
+from priory.models.model import Params
+
+
+@struct
+class Skeleton:
+    """A method that works: FedAvg whose clients keep an exponential mean of what they sent.
+
+    Attributes:
+        kappa: κ in eq. (7), weight of the newest weights in the running mean.
+        keeps: Whether clients keep anything at all: it sets the shape of their state, so it is static.
+        optimiser: Local solver.
+        work: Local work of a round.
+    """
+
+    kappa: float = 0.5
+    keeps: bool = static(default=True)
+    optimiser: Optimiser = Optimiser()
+    work: Work = Work()
+
+    linear: ClassVar[bool] = True  # `aggregate` needs only the weighted mean (law 3)
+
+    def check(self) -> None:
+        """Raise on a bad value: here and not in `__post_init__`, which JAX runs again on tracers."""
+        at_least("kappa", self.kappa, 0)
+        self.optimiser.check()
+        self.work.check()
+
+    def init(self, task: Task, key: Key) -> Params:
+        return task.init(key)
+
+    def broadcast(self, server: Params) -> Params:
+        return server
+
+    def enrol(self, task: Task, down: Params, key: Key) -> Params | tuple[()]:
+        del task, key
+        return down if self.keeps else ()
+
+    def client_update(
+        self, task: Task, down: Params, client: Params | tuple[()], data: Shard, key: Key
+    ) -> tuple[Params | tuple[()], Message[Params], Info]:
+        params, loss = fit(task.nll, down, data, self.optimiser, self.work, key)
+        if isinstance(client, Params):
+            drift = trees.sub(params.weights, client.weights)
+            client = Params(trees.axpy(self.kappa, drift, client.weights), params.stats)  # eq. (7)
+        return client, Message(params, weight=data.count.astype("float32")), {"loss": loss}
+
+    def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
+        del task, key
+        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
+
+    def personalise(self, task: Task, down: Params, client: Params | tuple[()], data: Shard, key: Key) -> Params:
+        del task, data, key
+        return client if isinstance(client, Params) else down
+
+    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
+        del key
+        return point(task.model.apply(posterior, x)[0])
+
+    # Optional: `population` if there is a global model, `reference` for what a client that learned nothing would send,
+    # `divergence` and `draws` if the posterior is a distribution (see priory/fed/method.py).
+
+    def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
+        del task, data, key
+        return down
+
+    def reference(self, task: Task, down: Params, payload: Params) -> Params:
+        del task, payload
+        return down

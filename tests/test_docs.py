@@ -1,0 +1,39 @@
+"""What the documents say runs: every Python block of every page, the skeleton method, the links."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import priory
+from priory.methods import REGISTRY
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text()]
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+def test_the_python_of_a_page_runs(page, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    exec(compile(code, str(page), "exec"), {"__name__": "__page__"})
+    assert capsys.readouterr().out.strip(), "an example prints something worth seeing"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_links_of_a_page_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in link:
+            assert (page.parent / link).exists(), link
+
+
+def test_the_readme_names_every_method():
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in REGISTRY if f"| `{name}` |" not in text] == []
+
+
+def test_the_version_is_the_same_everywhere():
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    assert f'version = "{priory.__version__}"' in pyproject
+    assert f"version: {priory.__version__}" in (ROOT / "CITATION.cff").read_text()
