@@ -27,7 +27,9 @@ def unpack(packed: dict[str, np.ndarray], like: Tree) -> Tree:
     names = [path_of(path) for path, _ in places]
     if set(packed) != set(names):
         missing, extra = sorted(set(names) - set(packed)), sorted(set(packed) - set(names))
-        raise UsageError(f"The message lacks {missing} and has {extra} besides; sender and receiver run different methods.")
+        raise UsageError(
+            f"The message lacks {missing} and has {extra} besides; sender and receiver run different methods."
+        )
     for name, (_, leaf) in zip(names, places, strict=True):
         got = packed[name]
         if got.shape != leaf.shape or got.dtype != leaf.dtype:

@@ -30,7 +30,7 @@ def everywhere(tree: Any, mesh: Mesh) -> Any:
 
 def root_key(seed: int, mesh: Mesh) -> Key:
     """The root key of a run with a copy on each device; a key cannot be sent to devices of another process."""
-    return jax.jit(rng.root, static_argnames="seed", out_shardings=NamedSharding(mesh, P()))(seed=seed)
+    return jax.jit(rng.root, out_shardings=NamedSharding(mesh, P()))(np.uint32(seed))
 
 
 def agreed(value: int) -> int:

@@ -231,7 +231,7 @@ def _visit(
         fresh = jax.tree.map(jnp.zeros_like, record.memory)
         return method.enrol(task, down, rng.key(root, Stream.ENROL, slot.ids)), fresh
 
-    client, memory = lax.cond(record.joined, lambda: (record.client, record.memory), enrol)
+    client, memory = _either(record.joined, lambda: (record.client, record.memory), enrol, plan.chunk)
     key = rng.key(root, Stream.CLIENT, t, slot.ids)
     client, message, info = method.client_update(task, down, client, data, key)
     if plan.weighting != "method":
@@ -247,6 +247,14 @@ def _visit(
     return kept, message, {**info, "bits": bits}, status
 
 
+def _either(condition: Array, yes: Callable[[], Any], no: Callable[[], Any], chunk: int) -> Any:
+    """One of two results; in a chunk both are computed, as `vmap` would do with a `cond`.
+
+    Written out, because a batched `cond` selects among its inputs, and JAX's key check takes that for a second use.
+    """
+    return lax.cond(condition, yes, no) if chunk == 1 else trees.select(condition, yes(), no())
+
+
 Visit = Callable[[Record, Slots], tuple[Record, Message, Info, Array]]
 
 
@@ -257,7 +265,7 @@ def _work_through(
 
     def place(record: Record, slot: Slots) -> tuple[Record, Message, Info, Array]:
         nobody = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(visit, record, slot)[1:])
-        return lax.cond(slot.filled, visit, lambda record, slot: (record, *nobody), record, slot)
+        return _either(slot.filled, lambda: visit(record, slot), lambda: (record, *nobody), chunk)
 
     def group(total: Message | None, members: tuple[Record, Slots]) -> tuple[Message | None, tuple]:
         if chunk == 1:  # no vmap: it would batch the loop's own trip count

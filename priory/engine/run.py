@@ -64,9 +64,7 @@ class PersonalModel:
         """The prediction for a batch of inputs, (batch, ...); `scale` only where standard errors come with the data."""
         x = np.asarray(x)
         if x.shape[1:] != self.task.input_shape:
-            raise UsageError(
-                f"Inputs of shape {x.shape} do not fit; each has shape {self.task.input_shape}."
-            )
+            raise UsageError(f"Inputs of shape {x.shape} do not fit; each has shape {self.task.input_shape}.")
         pool = Pool(jnp.asarray(x), None, None, self.pool.shift, self.pool.factor)
         rows = jnp.arange(len(x))
         predictive = _predict(self.method, self.task, self.posterior, pool.rows(rows, jnp.ones(len(x))).x, self.key)
@@ -136,9 +134,7 @@ class Run:
         """The personal model of a client that never took part, from its raw inputs and its labels."""
         x = np.asarray(x)
         if x.shape[1:] != self.task.input_shape or not len(x):
-            raise UsageError(
-                f"Inputs of shape {x.shape} do not fit; give some of shape {self.task.input_shape}."
-            )
+            raise UsageError(f"Inputs of shape {x.shape} do not fit; give some of shape {self.task.input_shape}.")
         if y is None:
             return self._unlabelled()
         y = np.asarray(y)

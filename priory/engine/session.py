@@ -108,8 +108,7 @@ class Session:
         clock = Clock()
         with clock.booking("train"):
             home_class, record = home_for(method, task, channel, train, plan, chosen.resident_bytes)
-            server = jax.jit(lambda method, task, key: method.init(task, key))(method, task, rng.key(root, Stream.INIT))
-            server = devices.everywhere(server, mesh)
+            server = devices.everywhere(_first_server(method, task, rng.key(root, Stream.INIT)), mesh)
         directory = checkpoint = None
         table = manifest.write(method, federation, chosen, model, channel, plan)
         if out is not None and (resume or jax.process_index() == 0):
@@ -154,7 +153,8 @@ class Session:
 
     def _take_over(self) -> None:
         """Drop what a run that died left behind its last commit; every process read it, the first alone writes on."""
-        assert self.directory is not None and self.checkpoint is not None
+        assert self.directory is not None
+        assert self.checkpoint is not None
         self.history = self.directory.metrics(self.metrics_bytes)
         if jax.process_index() > 0:
             self.directory = self.checkpoint = None
@@ -334,3 +334,8 @@ class Session:
         rows = np.full(self.plan.hands, client)
         record = devices.to_host(self.home.take(rows, self.completed), self.plan.mesh)
         return record.joined[0], jax.tree.map(lambda leaf: leaf[0], record.client)
+
+
+@jax.jit
+def _first_server(method: Any, task: Task, key: Key) -> Any:
+    return method.init(task, key)

@@ -5,6 +5,7 @@ in place; the simulator and a deployed client both call `resolve`.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +39,8 @@ class Schedule:
     def at(self, t: Array | int, rounds: int) -> Array:
         """The factor in round t = 0 … rounds − 1."""
         if self.kind == "step":
-            edges = jnp.floor(jnp.array(self.milestones, jnp.float32) * rounds)
+            # In float64 with a little room, since 0.29 · 100 is 28.999…
+            edges = jnp.array([math.floor(milestone * rounds + 1e-9) for milestone in self.milestones])
             return jnp.float32(self.factor) ** jnp.sum(t >= edges)
         progress = jnp.float32(t) / max(rounds - 1, 1)
         left = 0.5 * (1 + jnp.cos(jnp.pi * progress)) if self.kind == "cosine" else 1 - progress

@@ -1,0 +1,193 @@
+"""The project's own benchmark: each figure is a ratio of two sides measured alternately in one run.
+
+    make bench                                    everything
+    python bench/run.py --only fedavg overhead    some of it
+
+Rules: the machine should be idle (a busy core slows PyTorch's two threads far more than it slows XLA, so ratios taken
+under load flatter this project; the load is printed and a busy machine is called so). Best of several rounds, both
+sides alternating. Random pixels where only time is measured; accuracies come from real data in PRIORY_DATA.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+
+import numpy as np  # noqa: E402
+from by_hand import fedavg_round  # noqa: E402
+
+import priory  # noqa: E402
+from priory import FedAvg, FedProx, Optimiser, Work  # noqa: E402
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "accuracy"
+LAUNCHES = 3
+
+
+def main() -> None:
+    works: dict[str, Callable[[argparse.Namespace], None]] = {
+        "fedavg": fedavg,
+        "cnn": cnn,
+        "overhead": overhead,
+        "clients": clients,
+        "accuracy": accuracy,
+    }
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch", help="a Python with torch==2.13.0, for the other side of fedavg and cnn")
+    parser.add_argument("--only", nargs="+", choices=works, default=list(works), help="which figures")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of each accuracy")
+    parser.add_argument("--one-size", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one_size is not None:
+        print(json.dumps(_federation_of(options.one_size)))
+        return
+    load = os.getloadavg()[0]
+    verdict = "busy, so the ratios below are not to be trusted" if load > 0.5 else "idle"
+    print(f"{os.cpu_count()} cores, load {load:.2f} ({verdict}), jax {jax.__version__}, {len(jax.devices())} devices")
+    for name in options.only:
+        works[name](options)
+
+
+def fedavg(options: argparse.Namespace) -> None:
+    """One epoch of 10 clients with 600 examples, MLP 784-256-10, batch 50, momentum 0.9."""
+    method = FedAvg(optimiser=Optimiser(step_size=0.1, momentum=0.9), work=Work(batch_size=50))
+    _race("fedavg", options, method, _random_federation(10, 600), "mlp:256", aim="at least 3, aim 4")
+
+
+def cnn(options: argparse.Namespace) -> None:
+    """Four steps of 4 clients, two 5x5 convolutions, batch 50."""
+    method = FedAvg(optimiser=Optimiser(step_size=0.01), work=Work(steps=4, batch_size=50))
+    _race("cnn", options, method, _random_federation(4, 200), "cnn", aim="aim 1, at least 0.67")
+
+
+def overhead(_: argparse.Namespace) -> None:
+    """The FedAvg round through `simulate` against the same mathematics jitted by hand."""
+    federation = _random_federation(10, 600)
+    method = FedAvg(optimiser=Optimiser(step_size=0.1, momentum=0.9), work=Work(batch_size=50))
+    rows = federation.x.reshape(10, 600, 784), federation.y.reshape(10, 600)
+    by_hand, weights = fedavg_round(*rows)
+    keys = [jax.random.key(i) for i in range(20)]
+
+    def hand() -> float:
+        nonlocal weights
+        started = time.perf_counter()
+        for key in keys:
+            weights = by_hand(weights, key)
+        jax.block_until_ready(weights)
+        return (time.perf_counter() - started) / len(keys)
+
+    ours, theirs = _alternate(lambda: _seconds_a_round(method, federation, "mlp:256", 60), hand, launches=6)
+    _print("overhead", f"{ours / theirs:.2f} x the round by hand", "at most 1.15", ours, theirs)
+
+
+def clients(_: argparse.Namespace) -> None:
+    """A federation of 10 000 clients against one of 100, cohort 10; each in a process of its own for its peak RSS."""
+    sizes = {100: [], 10_000: []}
+    for _ in range(LAUNCHES):
+        for size, seen in sizes.items():
+            command = [sys.executable, __file__, "--one-size", str(size)]
+            seen.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    few, many = (min(one["seconds"] for one in sizes[size]) for size in sizes)
+    rss = max(one["peak_rss_bytes"] for one in sizes[10_000]) / 1e9
+    _print(
+        "clients", f"{many / few:.2f} x a round of 100 clients, peak RSS {rss:.2f} GB", "at most 1.3, 3 GB", many, few
+    )
+
+
+def accuracy(options: argparse.Namespace) -> None:
+    """FedAvg and FedProx on the FedHB protocol; finished cells are read back from their own JSON files."""
+    if not os.environ.get("PRIORY_DATA"):
+        print("accuracy    skipped: PRIORY_DATA names no directory with MNIST and Fashion-MNIST")
+        return
+    published = {("mnist", "fedavg"): 97.15, ("mnist", "fedprox"): 97.38, ("fashion_mnist", "fedavg"): 81.98}
+    published |= {("fashion_mnist", "fedprox"): 83.25}
+    floor = {"mnist": 96.6, "fashion_mnist": 80.5}
+    for (data, name), target in published.items():
+        cells = [_accuracy_cell(data, name, seed) for seed in range(options.seeds)]
+        both = {part: np.array([100 * cell[part]["accuracy"] for cell in cells]) for part in ("global", "personal")}
+        text = ", ".join(
+            f"{part} {v.mean():.2f} (sd {v.std(ddof=1) if len(v) > 1 else 0:.2f})" for part, v in both.items()
+        )
+        print(
+            f"accuracy    {data} {name}: {text}; {len(cells)} seeds; at least {floor[data]}, published {target} global"
+        )
+
+
+def _accuracy_cell(data: str, name: str, seed: int) -> dict[str, Any]:
+    """The summary of one run; its file holds the command that makes it again."""
+    path = RESULTS / f"{data}-{name}-{seed}.json"
+    if not path.exists():
+        federation = priory.data.load(data).partition("shards:5", clients=100, seed=seed)
+        optimiser, work = Optimiser(step_size=0.1, momentum=0.9), Work(epochs=1, batch_size=50)
+        method = {"fedavg": FedAvg, "fedprox": FedProx}[name](optimiser=optimiser, work=work)
+        settings = {"cohort": 10, "rounds": 100, "model": "mlp:256", "schedule": ("step-size=step:0.1@0.5,0.75",)}
+        run = priory.simulate(method, federation, seed=seed, eval_every=0, **settings)
+        command = (
+            f"priory run {name} --data {data} --partition shards:5 --clients 100 --cohort 10 --rounds 100 --epochs 1 "
+            f"--batch-size 50 --momentum 0.9 --step-size 0.1 --schedule step-size=step:0.1@0.5,0.75 --model mlp:256 "
+            f"--validation 0 --eval-every 0 --seed {seed} --data-seed {seed}"
+        )
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"command": command, **run.summary()}, indent=2) + "\n")
+    return json.loads(path.read_text())
+
+
+def _race(name: str, options: argparse.Namespace, method: Any, federation: Any, model: str, aim: str) -> None:
+    if options.torch is None:
+        print(f"{name:11} skipped: --torch names no Python with PyTorch")
+        return
+    command = [options.torch, str(HERE / "torch_loops.py"), name]
+
+    def torch() -> float:
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return json.loads(done.stdout.splitlines()[-1])["seconds"]
+
+    ours, theirs = _alternate(lambda: _seconds_a_round(method, federation, model, 60 if name == "fedavg" else 5), torch)
+    _print(name, f"{theirs / ours:.2f} times as fast as PyTorch", aim, ours, theirs)
+
+
+def _alternate(ours: Callable[[], float], theirs: Callable[[], float], launches: int = LAUNCHES) -> tuple[float, float]:
+    """The best of both sides, measured in turn after a warm-up."""
+    ours(), theirs()
+    pairs = [(ours(), theirs()) for _ in range(launches)]
+    return min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
+
+
+def _seconds_a_round(method: Any, federation: Any, model: str, rounds: int) -> float:
+    run = priory.simulate(method, federation, rounds=rounds, model=model, eval_every=0)
+    return run.seconds["train"] / rounds
+
+
+def _random_federation(num: int, examples: int) -> Any:
+    draw = np.random.default_rng(0)
+    x = draw.integers(0, 256, (num * examples, 28, 28, 1), dtype=np.uint8)
+    y = draw.integers(0, 10, num * examples)
+    client = np.repeat(np.arange(num), examples)
+    return priory.data.from_arrays(x, y, client, test=0.0, scaling="unit")
+
+
+def _federation_of(num: int) -> dict[str, float]:
+    """Seconds a round and peak RSS of a federation with so many clients of 20 examples."""
+    federation = _random_federation(num, 20)
+    method = FedAvg(optimiser=Optimiser(step_size=0.1, momentum=0.9), work=Work(batch_size=10))
+    settings = {"cohort": 10, "model": "mlp:256", "eval_every": 0, "rounds": 300}
+    priory.simulate(method, federation, **settings)
+    run = min((priory.simulate(method, federation, **settings) for _ in range(3)), key=lambda run: run.seconds["train"])
+    return {"seconds": run.seconds["train"] / run.completed, "peak_rss_bytes": run.peak_rss_bytes}
+
+
+def _print(name: str, figure: str, aim: str, ours: float, theirs: float) -> None:
+    print(f"{name:11} {figure} ({aim}); {1e3 * ours:.2f} ms against {1e3 * theirs:.2f} ms a round")
+
+
+if __name__ == "__main__":
+    main()

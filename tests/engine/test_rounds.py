@@ -1,0 +1,206 @@
+"""What a round does to server and clients, seen through a method that keeps books."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+
+import priory
+from priory.core import rng, trees
+from priory.core.rng import Stream
+from priory.core.struct import static, struct
+from priory.engine.cohort import Participation
+from priory.fed.channel import TopK
+from priory.fed.method import Message, point
+
+
+@struct
+class Ledger:
+    """A method without learning: the server counts rounds and knows the mean size of the clients that it heard.
+
+    Attributes:
+        bad: Clients with at least so many examples send NaN.
+        bad_state: Clients with at least so many examples keep NaN, and send a number.
+        whole: Whether the server wants all messages rather than their mean.
+    """
+
+    bad: float = 1e9
+    bad_state: float = 1e9
+    whole: bool = static(default=False)
+
+    pools: ClassVar[bool] = False
+
+    @property
+    def linear(self) -> bool:
+        return not self.whole
+
+    def check(self) -> None:
+        pass
+
+    def init(self, task: Any, key: Any) -> dict[str, Array]:
+        return {"rounds": jnp.float32(0), "size": jnp.float32(0)}
+
+    def broadcast(self, server: Any) -> Any:
+        return server
+
+    def enrol(self, task: Any, down: Any, key: Any) -> dict[str, Array]:
+        lot = jax.random.uniform(key)
+        return {"since": down["rounds"], "visits": jnp.int32(0), "spoilt": jnp.float32(0), "lot": lot}
+
+    def client_update(self, task: Any, down: Any, client: Any, data: Any, key: Any) -> tuple:
+        size = data.count.astype(jnp.float32)
+        spoilt = jnp.where(size >= self.bad_state, jnp.nan, 0.0)
+        client = client | {"visits": client["visits"] + 1, "spoilt": spoilt}
+        payload = {"rounds": down["rounds"] + 1, "size": jnp.where(size >= self.bad, jnp.nan, size)}
+        return client, Message(payload, weight=jnp.float32(1)), {"size": size}
+
+    def aggregate(self, task: Any, server: Any, messages: Any, key: Any) -> tuple:
+        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
+
+    def personalise(self, task: Any, down: Any, client: Any, data: Any, key: Any) -> Any:
+        return down
+
+    def predict(self, task: Any, posterior: Any, x: Array, key: Any) -> Any:
+        return point(jnp.zeros((x.shape[0], 2)))
+
+
+def drawn(num: int, cohort: int, active: int, t: int) -> Any:
+    """The places of a round of a run with seed 0."""
+    return Participation(num, cohort, active).draw(rng.key(rng.root(0), Stream.COHORT, t))
+
+
+@pytest.fixture(scope="module")
+def sizes(federation):
+    """Training examples of each client."""
+    return federation.train.count[: federation.num_clients]
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["streamed", "stacked"])
+@pytest.mark.parametrize("home", [1 << 30, 0], ids=["resident", "stored"])
+def test_the_server_hears_the_cohort_and_only_active_clients_run(simulate, state, sizes, whole, home):
+    run = simulate(Ledger(whole=whole), cohort=2, active=4, resident_bytes=home)
+    visits = np.zeros(6, int)
+    for t in range(4):
+        slots = drawn(6, 2, 4, t)
+        visits[np.asarray(slots.ids)] += 1
+    heard = np.asarray(slots.ids)[np.asarray(slots.uploads)]
+    kept = state(run)
+    assert kept["['records'].client['visits']"].tolist() == visits.tolist()
+    assert kept["['records'].joined"].tolist() == (visits > 0).tolist()
+    np.testing.assert_allclose(run.server["size"], sizes[heard].mean(), rtol=1e-6)
+    assert run.server["rounds"] == 4
+
+
+def test_a_client_is_enrolled_with_what_is_broadcast_when_it_is_first_called(simulate, state):
+    run = simulate(Ledger(), cohort=2)
+    first: dict[int, int] = {}
+    for t in range(4):
+        for client in drawn(6, 2, 2, t).ids.tolist():
+            first.setdefault(client, t)
+    since = state(run)["['records'].client['since']"]
+    assert {client: int(since[client]) for client in first} == first
+    assert len(set(first.values())) > 1  # the seed makes some join late
+
+
+@pytest.mark.parametrize("client_batch", [1, 2])
+def test_what_a_client_draws_at_enrolment_depends_on_its_id_alone(simulate, state, client_batch):
+    lots = state(simulate(Ledger(), cohort=6, client_batch=client_batch))["['records'].client['lot']"]
+    expected = [jax.random.uniform(rng.key(rng.root(0), Stream.ENROL, client)) for client in range(6)]
+    np.testing.assert_array_equal(lots, expected)
+
+
+def test_a_client_that_sends_nan_is_left_out_counted_and_named(simulate, state, sizes):
+    biggest = int(sizes.argmax())
+    run = simulate(Ledger(bad=float(sizes.max())), cohort=6)
+    np.testing.assert_allclose(run.server["size"], np.delete(sizes, biggest).mean(), rtol=1e-6)
+    name = run.federation.clients[biggest]
+    assert run.extra["rejected"] == {name: 4}
+    assert run.history[-1]["rejected"] == {name: 4}
+    assert run.history[-1]["info"]["size"] == pytest.approx(np.delete(sizes, biggest).mean())
+    assert state(run)["['records'].joined"].tolist() == [client != biggest for client in range(6)]
+
+
+def test_a_client_whose_state_is_spoilt_keeps_the_old_one_and_is_left_out(simulate, state, sizes):
+    run = simulate(Ledger(bad_state=float(sizes.max())), cohort=6)
+    np.testing.assert_allclose(run.server["size"], np.delete(sizes, sizes.argmax()).mean(), rtol=1e-6)
+    assert np.isfinite(state(run)["['records'].client['spoilt']"]).all()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["streamed", "stacked"])
+def test_a_round_without_a_usable_client_leaves_the_server_as_it_was(simulate, whole):
+    run = simulate(Ledger(bad=0.0, whole=whole))
+    assert run.server == {"rounds": 0, "size": 0}
+    assert sum(run.extra["rejected"].values()) == 4 * 3
+    assert run.history[-1]["info"] == {"size": None, "bits": None}
+
+
+@pytest.mark.parametrize("cohort", [1, 3, 6])
+def test_bernoulli_rounds_run_who_was_drawn(simulate, state, cohort):
+    run = simulate(Ledger(), cohort=cohort, participation="bernoulli")
+    visits, rounds = np.zeros(6, int), 0
+    for t in range(4):
+        slots = Participation(6, cohort, cohort, "bernoulli").draw(rng.key(rng.root(0), Stream.COHORT, t))
+        visits[np.asarray(slots.ids)[np.asarray(slots.filled)]] += 1
+        rounds += bool(slots.filled.any())
+    assert state(run)["['records'].client['visits']"].tolist() == visits.tolist()
+    assert run.server["rounds"] == rounds
+
+
+def test_a_client_that_runs_without_uploading_has_sent_nothing(simulate, state):
+    run = simulate(Ledger(), cohort=1, active=6, channel=TopK(fraction=0.5))
+    uploaded = {int(drawn(6, 1, 6, t).ids[0]) for t in range(4)}
+    memory = state(run)["['records'].memory['rounds']"]
+    assert set(np.flatnonzero(memory).tolist()) == uploaded  # the size is larger, so the round is what is held back
+    assert len(uploaded) < 6
+
+
+@pytest.mark.parametrize(("weighting", "weights"), [("method", "size"), ("uniform", "one"), ("examples", "size")])
+def test_a_round_of_fedavg_is_what_its_verbs_say(simulate, federation, sizes, weighting, weights):
+    method = priory.FedAvg()
+    run = simulate(method, rounds=1, cohort=6, weighting=weighting)
+    root, shards, task = run.root, run.train, run.task
+    server = method.init(task, rng.key(root, Stream.INIT))
+    messages = []
+    for client in range(6):
+        key = rng.key(root, Stream.CLIENT, 0, client)
+        messages.append(method.client_update(task, server, (), shards.of(jnp.int32(client)), key)[1].payload)
+    weight = jnp.asarray(sizes, jnp.float32) if weights == "size" else jnp.ones(6)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
+    expected = trees.weighted_mean(stacked, weight, otherwise=server)
+    for found, wanted in zip(jax.tree.leaves(run.server), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_a_scheduled_rate_of_zero_stops_learning(simulate):
+    frozen = simulate(priory.FedAvg(), schedule="step-size=step:0@0.25")
+    once = simulate(priory.FedAvg(), rounds=1)
+    for found, wanted in zip(jax.tree.leaves(frozen.server), jax.tree.leaves(once.server), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """The functions that were compiled, as they are."""
+    names: list[str] = []
+
+    def heard(event: str, _: float, **more: str | int) -> None:
+        if event.endswith("backend_compile_duration"):
+            names.append(str(more.get("fun_name")))
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    return names
+
+
+def test_other_values_seeds_and_block_lengths_compile_nothing(simulate, monkeypatch, compiled):
+    simulate(cohort=2)
+    simulate(cohort=2, resident_bytes=0)
+    assert {"jit(run_block)", "jit(run_round)"} <= set(compiled)
+    compiled.clear()
+    monkeypatch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)  # blocks of one round
+    simulate(priory.Ditto(lam=0.3), cohort=2, seed=5)
+    simulate(cohort=2, eval_every=3)
+    simulate(priory.Ditto(optimiser=priory.Optimiser(step_size=0.01)), cohort=2, resident_bytes=0)
+    assert set(compiled) <= {"jit(make)"}  # zeros for the clients' records

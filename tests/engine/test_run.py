@@ -1,0 +1,211 @@
+"""A finished run: its personal models, its newcomers, and its way to disk and back."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import priory
+from priory.store import RunDirectory
+
+# One batch holds every client, so that the order of examples does not matter.
+METHOD = priory.Ditto(lam=0.5, work=priory.Work(epochs=2, batch_size=64))
+
+
+@pytest.fixture(scope="module")
+def held_out(arrays):
+    """The federation with a third of its clients kept as newcomers."""
+    return priory.data.from_arrays(**arrays, test=0.2, newcomers=0.34, seed=0)
+
+
+@pytest.fixture(scope="module")
+def run(simulate, held_out):
+    """A finished run on four clients and two newcomers."""
+    return simulate(METHOD, held_out, cohort=2, eval_every=2)
+
+
+@pytest.fixture(scope="module")
+def regression(simulate, arrays):
+    """A finished run with real targets."""
+    y = arrays["x"] @ np.array([1.0, -2.0, 0.5], np.float32)
+    data = priory.data.from_arrays(arrays["x"], y, arrays["client"], test=0.2, seed=0)
+    return simulate(priory.FedAvg(), data, scale=0.5)
+
+
+def right(probabilities, federation, client):
+    return float(np.mean(probabilities.argmax(-1) == federation.y[federation.rows(client, "test")]))
+
+
+def test_personal_scores_are_those_of_the_personal_models(run, held_out):
+    for client in range(held_out.num_clients):
+        x = held_out.x[held_out.rows(client, "test")]
+        found = run.predict(client, x)
+        assert right(found.probabilities, held_out, client) == run.personal.per_client["accuracy"][client]
+        np.testing.assert_allclose(found.probabilities.sum(axis=-1), 1, rtol=1e-6)
+        np.testing.assert_array_equal(found.label, found.probabilities.argmax(-1))
+
+
+def test_fine_tuned_models_score_as_they_predict(simulate, federation):
+    tuned = simulate(priory.FedAvg(finetune_epochs=2))
+    for client in range(3):
+        found = tuned.predict(client, federation.x[federation.rows(client, "test")])
+        assert right(found.probabilities, federation, client) == tuned.personal.per_client["accuracy"][client]
+
+
+def test_a_client_is_found_by_name_too(run, held_out):
+    x = held_out.x[:3]
+    np.testing.assert_array_equal(run.predict(held_out.clients[1], x).probabilities, run.predict(1, x).probabilities)
+
+
+def test_a_client_that_never_ran_predicts_with_what_was_broadcast_to_it(simulate, federation):
+    short = simulate(METHOD, cohort=1)
+    joined = [bool(short.session.record_of(client)[0]) for client in range(6)]
+    assert 0 < sum(joined) < 6
+    x = federation.x[:5]
+    outputs = short.task.model.apply(short.server, x)[0]
+    expected = jax.nn.softmax(outputs)
+    for client in range(6):
+        same = np.allclose(short.predict(client, x).probabilities, expected, atol=1e-6)
+        assert same is not joined[client]
+
+
+def test_newcomers_are_scored_after_onboarding_as_onboard_does_it(run, held_out):
+    assert len(run.newcomers.per_client["accuracy"]) == held_out.num_newcomers == 2
+    for place, client in enumerate(range(held_out.num_clients, 6)):
+        own = held_out.rows(client, "train")
+        model = run.onboard(held_out.x[own], held_out.y[own])
+        found = model.predict(held_out.x[held_out.rows(client, "test")])
+        assert right(found.probabilities, held_out, client) == run.newcomers.per_client["accuracy"][place]
+
+
+def test_onboarding_changes_nothing_in_the_run(run, held_out, state):
+    before = state(run)
+    run.onboard(held_out.x[:9], held_out.y[:9])
+    for name, leaf in state(run).items():
+        np.testing.assert_array_equal(leaf, before[name])
+
+
+def test_without_labels_a_newcomer_gets_the_global_model(run, held_out):
+    x = held_out.x[:5]
+    expected = jax.nn.softmax(run.task.model.apply(run.server, x)[0])
+    np.testing.assert_allclose(run.onboard(x).predict(x).probabilities, expected, atol=1e-6)
+
+
+def test_a_newcomer_of_the_federation_is_sent_to_onboard(run, held_out):
+    with pytest.raises(priory.UsageError, match=r"was held out as a newcomer; give its data to `onboard`"):
+        run.client(held_out.num_clients)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "sentence"),
+    [
+        (np.zeros((4, 2)), np.zeros(4, int), r"Inputs of shape \(4, 2\) do not fit"),
+        (np.zeros((0, 3)), np.zeros(0, int), r"Inputs of shape \(0, 3\) do not fit"),
+        (np.zeros((4, 3)), np.zeros(3, int), r"Labels of shape \(3,\) do not fit 4 inputs"),
+        (np.zeros((4, 3)), np.array([0, 1, 2, 0]), r"Labels from 0 to 2 are out of range; give whole numbers 0 to 1"),
+        (np.zeros((4, 3)), np.zeros(4), r"Labels from 0.0 to 0.0 are out of range"),
+    ],
+)
+def test_bad_data_for_onboarding_end_in_a_sentence(run, x, y, sentence):
+    with pytest.raises(priory.UsageError, match=sentence):
+        run.onboard(x, y)
+
+
+def test_bad_inputs_for_a_prediction_end_in_a_sentence(run):
+    with pytest.raises(priory.UsageError, match=r"Inputs of shape \(2, 5\) do not fit.*3"):
+        run.predict(0, np.zeros((2, 5)))
+    with pytest.raises(priory.UsageError, match="client=9 is not one of 6"):
+        run.predict(9, np.zeros((2, 3)))
+
+
+def test_a_saved_run_comes_back_bit_for_bit(run, held_out, tmp_path, assert_same_bits):
+    run.save(tmp_path / "run")
+    again = priory.load(tmp_path / "run", federation=held_out)
+    assert_same_bits(run, again)
+    for client in range(held_out.num_clients):
+        x = held_out.x[held_out.rows(client, "test")]
+        np.testing.assert_array_equal(run.predict(client, x).probabilities, again.predict(client, x).probabilities)
+    own = held_out.rows(5, "train")
+    first, second = (one.onboard(held_out.x[own], held_out.y[own]).predict(held_out.x) for one in (run, again))
+    np.testing.assert_array_equal(first.probabilities, second.probabilities)
+
+
+def test_a_loaded_run_tells_what_the_run_told(run, held_out, tmp_path):
+    run.save(tmp_path / "run")
+    again = priory.load(tmp_path / "run", federation=held_out)
+    for part in ("personal", "population", "newcomers"):
+        first, second = getattr(run, part), getattr(again, part)
+        assert first.to_json() == second.to_json()
+        np.testing.assert_array_equal(first.per_client["accuracy"], second.per_client["accuracy"])
+    assert again.history == run.history
+    assert again.communication == run.communication
+    assert (again.method, again.settings, again.completed) == (run.method, run.settings, run.completed)
+
+
+def test_a_run_that_was_stopped_can_be_saved_and_resumed(
+    simulate, held_out, run, tmp_path, assert_same_bits, monkeypatch
+):
+    monkeypatch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)
+    asked = iter([False, False, True])
+    half = simulate(METHOD, held_out, cohort=2, eval_every=2, stop=lambda: next(asked))
+    half.save(tmp_path / "run")
+    assert RunDirectory(tmp_path / "run").summary() is None
+    assert_same_bits(run, priory.resume(tmp_path / "run", federation=held_out))
+
+
+def test_a_run_is_never_saved_over_another(run, tmp_path):
+    run.save(tmp_path / "run")
+    with pytest.raises(priory.UsageError, match="holds a run already"):
+        run.save(tmp_path / "run")
+
+
+def test_other_data_than_the_runs_are_refused(run, federation, tmp_path):
+    run.save(tmp_path / "run")
+    with pytest.raises(priory.UsageError, match=r"The data have checksum .* where the manifest says"):
+        priory.load(tmp_path / "run", federation=federation)
+
+
+def test_a_directory_without_a_run_cannot_be_loaded(tmp_path, federation):
+    with pytest.raises(priory.UsageError, match="holds no checkpoint; name a run directory"):
+        priory.load(tmp_path / "nothing", federation=federation)
+
+
+def test_the_summary_is_json_and_has_what_was_promised(run):
+    summary = json.loads(json.dumps(run.summary(), allow_nan=False))
+    assert {
+        "method",
+        "rounds",
+        "personal",
+        "global",
+        "newcomers",
+        "communication",
+        "seconds",
+        "extra",
+    } <= summary.keys()
+    assert (summary["method"], summary["rounds"]) == ("ditto", 4)
+    assert summary["communication"] == {"down_bytes": 32, "up_bytes": 32}  # 3 x 2 weights and 2 biases
+    assert {"accuracy", "nll", "ece", "brier", "clients"} <= summary["personal"].keys()
+    assert {"compile", "train", "evaluate"} == summary["seconds"].keys()
+
+
+def test_a_regression_predicts_mean_and_spread(regression, federation):
+    found = regression.predict(0, federation.x[:4])
+    assert (found.probabilities, found.label) == (None, None)
+    np.testing.assert_allclose(found.sd, 0.5, rtol=1e-5)
+    low, high = found.interval(0.9)
+    np.testing.assert_allclose(high - low, 2 * 1.6448536 * 0.5, rtol=1e-4)
+    np.testing.assert_allclose((high + low) / 2, found.mean, atol=1e-6)
+    assert regression.personal.rmse > 0
+
+
+def test_classes_have_no_interval(run):
+    with pytest.raises(priory.UsageError, match="An interval belongs to a regression"):
+        run.predict(0, np.zeros((1, 3))).interval()
+
+
+def test_a_method_without_a_global_model_needs_labels(simulate, federation):
+    alone = simulate(priory.Local())
+    assert alone.population is None
+    with pytest.raises(priory.UsageError, match="local has nothing for a client without labels; give y as well"):
+        alone.onboard(federation.x[:3])

@@ -1,0 +1,163 @@
+"""The same run in every home, chunk and number of devices; what evaluation and bad data do to it."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import priory
+from priory.engine import devices
+from priory.engine.rounds import AXIS
+
+METHODS = {
+    "ditto": (priory.Ditto(), "linear"),
+    "fedrep": (priory.FedRep(head_epochs=1), "mlp:4"),
+}
+
+
+def leaves(tree):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """JAX sees the first device only."""
+    monkeypatch.setattr(devices, "mesh_of_all", lambda: Mesh(np.array(jax.devices()[:1]), (AXIS,)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_clients_kept_on_disk_give_the_same_bits_as_clients_kept_in_memory(simulate, assert_same_bits, name):
+    method, model = METHODS[name]
+    here = simulate(method, model=model)
+    there = simulate(method, model=model, resident_bytes=0)
+    assert_same_bits(here, there)
+    assert here.personal == there.personal
+
+
+@pytest.mark.parametrize("client_batch", [2, 6])
+def test_how_many_clients_run_at_once_does_not_matter(simulate, assert_close, client_batch):
+    assert_close(simulate(cohort=5), simulate(cohort=5, client_batch=client_batch))
+
+
+def test_one_device_and_two_devices_agree(simulate, assert_close, request):
+    two = simulate()
+    request.getfixturevalue("one_device")
+    one = simulate()
+    assert one.session.plan.hands == 1
+    assert_close(two, one)
+    assert one.personal.accuracy == two.personal.accuracy
+
+
+def test_one_device_keeps_the_same_bits_in_both_homes(simulate, assert_same_bits, one_device):
+    assert_same_bits(simulate(), simulate(resident_bytes=0))
+
+
+def test_a_number_of_clients_that_the_devices_do_not_divide_is_no_obstacle(simulate, arrays, assert_close, request):
+    five = {name: array[arrays["client"] < 5] for name, array in arrays.items()}
+    federation = priory.data.from_arrays(**five, test=0.2, seed=0)
+    two = simulate(data=federation)
+    request.getfixturevalue("one_device")
+    assert_close(two, simulate(data=federation))
+
+
+def test_evaluating_never_perturbs_training(simulate, assert_same_bits):
+    often, seldom = simulate(eval_every=1, eval_clients=2), simulate(eval_every=0)
+    assert [line["round"] for line in often.history] == [1, 2, 3, 4]
+    assert [line["round"] for line in seldom.history] == [4]
+    assert_same_bits(often, seldom)
+    assert often.personal == seldom.personal
+
+
+def test_evaluation_on_the_way_sees_a_fixed_choice_of_clients_and_the_last_one_sees_all(simulate):
+    run = simulate(eval_every=1, eval_clients=2)
+    everyone = run.personal.per_client["accuracy"]
+    some = [run.session._evaluate(2)[0].per_client["accuracy"].tolist() for _ in range(2)]
+    assert len(everyone) == 6
+    assert len(some[0]) == 2
+    assert some[0] == some[1]
+    assert set(some[0]) <= set(everyone.tolist())
+
+
+def test_a_client_of_huge_numbers_is_left_out_and_the_others_are_as_without_it(simulate, arrays):
+    x = arrays["x"].copy()
+    x[arrays["client"] == 5] = 1e38
+    everyone = priory.data.from_arrays(x, arrays["y"], arrays["client"], test=0.0, seed=0)
+    five = {name: array[arrays["client"] < 5] for name, array in arrays.items()}
+    others = priory.data.from_arrays(**five, test=0.0, seed=0)
+    method = priory.FedAvg(work=priory.Work(epochs=3))  # the first step overflows, the second is not a number
+    with_it = simulate(method, everyone, cohort=6)
+    without = simulate(method, others, cohort=5)
+    assert with_it.extra["rejected"] == {everyone.clients[5]: 4}
+    for found, wanted in zip(leaves(with_it.server), leaves(without.server), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_pooling_one_client_is_fedavg_with_that_client(simulate):
+    for pooled, averaged in zip(
+        leaves(simulate(priory.Pooled(), cohort=1).server),
+        leaves(simulate(priory.FedAvg(), cohort=1).server),
+        strict=True,
+    ):
+        np.testing.assert_allclose(pooled, averaged, atol=1e-6)
+
+
+def test_pooling_a_cohort_is_training_on_all_its_examples(simulate, arrays):
+    alone = dict(arrays, client=np.zeros_like(arrays["client"]))
+    one = priory.data.from_arrays(**alone, test=0.0, seed=0)
+    six = priory.data.from_arrays(**arrays, test=0.0, seed=0)
+    # A full batch is the same whatever the order of its rows.
+    method = priory.Pooled(work=priory.Work(epochs=3, batch_size=len(arrays["y"])))
+    for pooled, single in zip(
+        leaves(simulate(method, six, cohort=6).server), leaves(simulate(method, one, cohort=1).server), strict=True
+    ):
+        np.testing.assert_allclose(pooled, single, atol=1e-5)
+
+
+def test_no_rounds_leave_the_server_as_it_was_drawn_and_are_evaluated(simulate):
+    run = simulate(rounds=0)
+    assert run.completed == 0
+    assert [line["round"] for line in run.history] == [0]
+    assert np.isfinite(run.personal.nll)
+
+
+def test_a_listener_hears_of_every_block_and_line(simulate, monkeypatch):
+    heard = []
+
+    class Ears:
+        def advanced(self, completed, rounds, info):
+            heard.append((completed, rounds))
+
+        def evaluated(self, line):
+            heard.append(line["round"])
+
+    monkeypatch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)
+    simulate(eval_every=2, listener=Ears())
+    assert heard == [(1, 4), (2, 4), 2, (3, 4), (4, 4), 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"rounds": -1}, r"rounds=-1 is negative; choose 0 or more"),
+        ({"cohort": 7}, r"cohort=7 does not fit the 6 clients"),
+        ({"seed": -1}, r"seed=-1 is out of range"),
+        ({"eval_clients": 0}, r"eval-clients=0 is too small"),
+        ({"eval_every": -2}, r"eval-every=-2 is negative"),
+        ({"client_batch": 0}, r"client-batch=0 is too small"),
+        ({"onboard_visits": -1}, r"onboard-visits=-1 is negative"),
+        ({"round": 3}, r"round is not a setting of a run; choose from rounds"),
+        ({"schedule": "rate=cosine"}, r"rate is not a number that can change during a run; choose from lam, step-size"),
+        ({"scale": 1.0}, r"scale=1.0 belongs to a regression"),
+        ({"method": priory.Ditto(lam=-1.0)}, r"lam=-1.0 is out of range; choose 0 or more"),
+    ],
+)
+def test_a_bad_setting_ends_in_a_sentence_before_anything_is_written(simulate, tmp_path, options, sentence):
+    with pytest.raises(priory.UsageError, match=sentence):
+        simulate(out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_that_cannot_be_written_ends_in_a_sentence(simulate, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(priory.UsageError, match="cannot be written"):
+        simulate(out=tmp_path / "file" / "run")

@@ -1,0 +1,156 @@
+"""Local work: what the loop over minibatches sees, and where the optimisers end."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from priory.core.errors import UsageError
+from priory.fed.local import Optimiser, Work, each_batch, fit
+from priory.fed.shard import Pool, Shard
+from priory.models.model import Params
+
+NUM = 12
+
+
+def shard(count=10, start=1, capacity=NUM):
+    """Rows that tell their number; a few before and after belong to others."""
+    x = jnp.arange(NUM, dtype=jnp.float32)[:, None]
+    pool = Pool(x, jnp.zeros(NUM), None, jnp.zeros(()), jnp.ones(()))
+    return Shard(pool, jnp.array([start]), jnp.array([count]), capacity)
+
+
+def tallied(data, work, seed=0):
+    """How often every row was counted, the trips of the loop, and the rows that counted in each."""
+
+    def step(carry, batch, key):
+        del key
+        seen, trips, sizes = carry
+        seen = seen.at[batch.x[:, 0].astype(jnp.int32)].add(batch.mask)
+        return seen, trips + 1, sizes.at[trips].set(jnp.sum(batch.mask))
+
+    start = jnp.zeros(NUM), jnp.int32(0), jnp.zeros(64)
+    seen, trips, sizes = jax.jit(lambda key: each_batch(step, start, data, work, key))(jax.random.key(seed))
+    return np.asarray(seen), int(trips), np.asarray(sizes)[: int(trips)].tolist()
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 3])
+@pytest.mark.parametrize("batch_size", [1, 4, 10, 32])
+def test_every_epoch_sees_every_row_of_the_client_exactly_once(epochs, batch_size):
+    seen, trips, _ = tallied(shard(), Work(epochs=epochs, batch_size=batch_size))
+    np.testing.assert_array_equal(seen, [0, *[epochs] * 10, 0])
+    assert trips == epochs * -(-10 // batch_size)
+
+
+def test_an_epoch_ends_with_a_partial_batch():
+    assert tallied(shard(), Work(epochs=2, batch_size=4))[2] == [4, 4, 2, 4, 4, 2]
+
+
+def test_a_small_client_costs_fewer_trips_than_the_largest():
+    assert tallied(shard(count=2), Work(batch_size=2))[1] == 1
+    assert tallied(shard(count=10), Work(batch_size=2))[1] == 5
+
+
+def test_a_client_without_examples_costs_nothing():
+    assert tallied(shard(count=0), Work(batch_size=2))[1] == 0
+
+
+def test_epochs_differ_in_their_order():
+    def step(carry, batch, key):
+        del key
+        order, place = carry
+        return order.at[place].set(batch.x[0, 0]), place + 1
+
+    start = jnp.zeros(20), jnp.int32(0)
+    order, _ = each_batch(step, start, shard(), Work(epochs=2, batch_size=1), jax.random.key(0))
+    assert order[:10].tolist() != order[10:].tolist()
+
+
+def test_steps_override_epochs_and_draw_full_batches_of_own_rows():
+    seen, trips, sizes = tallied(shard(), Work(epochs=9, steps=30, batch_size=4))
+    assert (trips, set(sizes)) == (30, {4.0})
+    assert (seen[[0, -1]] == 0).all()
+    assert (seen[1:-1] > 0).all()
+
+
+def test_every_step_gets_a_key_of_its_own():
+    def step(carry, batch, key):
+        del batch
+        keys, place = carry
+        return keys.at[place].set(jax.random.uniform(key)), place + 1
+
+    for work in (Work(epochs=3, batch_size=4), Work(steps=9)):
+        keys, _ = each_batch(step, (jnp.zeros(9), jnp.int32(0)), shard(), work, jax.random.key(0))
+        assert len(set(keys.tolist())) == 9
+
+
+def quadratic(params, batch, key):
+    """½ mean (w − x)²; its minimum is the mean of the rows."""
+    del key
+    error = 0.5 * jnp.sum(batch.mask * (params.weights["w"] - batch.x[:, 0]) ** 2) / jnp.sum(batch.mask)
+    return error, {"steps": params.stats["steps"] + 1}
+
+
+def test_fitting_a_quadratic_reaches_the_closed_form_and_carries_statistics():
+    start = Params({"w": jnp.float32(-3.0)}, {"steps": jnp.int32(0)})
+    optimiser, work = Optimiser(step_size=0.5), Work(epochs=40, batch_size=16)
+    params, loss = fit(quadratic, start, shard(), optimiser, work, jax.random.key(0))
+    assert float(params.weights["w"]) == pytest.approx(5.5, abs=1e-4)
+    assert int(params.stats["steps"]) == 40
+    assert float(loss) > 0.5 * np.var(np.arange(1, 11))
+
+
+def test_one_full_step_is_gradient_descent():
+    start = Params({"w": jnp.float32(-3.0)}, {"steps": jnp.int32(0)})
+    params, loss = fit(quadratic, start, shard(), Optimiser(step_size=0.1), Work(batch_size=10), jax.random.key(0))
+    assert float(params.weights["w"]) == pytest.approx(-3.0 + 0.1 * 8.5, rel=1e-6)
+    assert float(loss) == pytest.approx(0.5 * np.mean((np.arange(1, 11) + 3.0) ** 2), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "reference"),
+    [
+        (Optimiser("sgd", 0.1), optax.sgd(0.1)),
+        (Optimiser("sgd", 0.1, momentum=0.9), optax.sgd(0.1, momentum=0.9)),
+        (Optimiser("adam", 0.1), optax.adam(0.1)),
+        (Optimiser("adam", 0.1, weight_decay=0.2), optax.adamw(0.1, weight_decay=0.2)),
+        (Optimiser("rmsprop", 0.1), optax.rmsprop(0.1)),
+        (Optimiser("sgd", 0.1, clip=0.5), optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1))),
+    ],
+    ids=["sgd", "momentum", "adam", "adamw", "rmsprop", "clip"],
+)
+def test_an_optimiser_takes_the_steps_of_its_namesake_in_optax(optimiser, reference):
+    def path(transform):
+        weights = {"w": jnp.array([1.0, -2.0])}
+        state = transform.init(weights)
+        for _ in range(5):
+            updates, state = transform.update(jax.tree.map(lambda w: w**3, weights), state, weights)
+            weights = optax.apply_updates(weights, updates)
+        return weights["w"]
+
+    np.testing.assert_allclose(path(optimiser.build()), path(reference), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        (Optimiser(step_size=0.0), r"step-size=0.0 is not a positive number; choose one above 0"),
+        (Optimiser(step_size=float("nan")), r"step-size=nan is not a positive number"),
+        (Optimiser(weight_decay=-0.1), r"weight-decay=-0.1 is out of range; choose 0 or more"),
+        (Optimiser(momentum=1.0), r"momentum=1.0 lies outside \[0, 1\); choose one such as 0.9"),
+        (Optimiser("adam", momentum=0.9), r"momentum=0.9 belongs to sgd, not to adam; leave it at 0"),
+        (Optimiser(clip=0.0), r"clip=0.0 is not a positive number"),
+        (Work(epochs=-1), r"epochs=-1 is out of range; choose 0 or more"),
+        (Work(steps=0), r"steps=0 is out of range; choose 1 or more"),
+        (Work(batch_size=0), r"batch-size=0 is out of range; choose 1 or more"),
+    ],
+)
+def test_a_bad_value_ends_in_a_sentence(what, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        what.check()
+
+
+def test_the_defaults_are_good():
+    Optimiser().check()
+    Work().check()

@@ -1,0 +1,121 @@
+"""Personal and global evaluation: sums over all examples of a shard, whatever the batches."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import priory
+from priory import evaluate
+from priory.core import rng
+from priory.core.rng import Stream
+from priory.core.struct import struct
+from priory.fed.method import Task, point
+from priory.fed.shard import Pool, Shard
+from priory.models.likelihood import Categorical, Gaussian
+from priory.models.model import Head, parse
+
+NUM = 40
+ROOT = rng.root(0)
+
+
+def task(outputs: int = 3) -> Task:
+    likelihood = Categorical(outputs) if outputs > 1 else Gaussian(0.5)
+    model = parse("linear", input_shape=(2,), num_outputs=outputs)
+    return Task(model, likelihood, (2,), 4, Head(model.last_layer((2,))))
+
+
+def shard(count: int = NUM, classes: int | None = 3, start: int = 3) -> Shard:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(NUM + 6, 2)).astype(np.float32)
+    y = draw.integers(classes, size=NUM + 6) if classes else x[:, 0].astype(np.float32)
+    pool = Pool(jnp.asarray(x), jnp.asarray(y), None, jnp.zeros(()), jnp.ones(()))
+    return Shard(pool, jnp.array([start]), jnp.array([count]), NUM)
+
+
+@struct
+class Visits:
+    """A client's state is how often it was called and the value at which it enrolled."""
+
+    def enrol(self, task: Any, down: Any, key: Any) -> dict[str, Any]:
+        return {"calls": jnp.int32(0), "since": down}
+
+    def client_update(self, task: Any, down: Any, client: Any, data: Any, key: Any) -> tuple:
+        return client | {"calls": client["calls"] + 1}, None, {}
+
+    def personalise(self, task: Any, down: Any, client: Any, data: Any, key: Any) -> Any:
+        return client
+
+    def predict(self, task: Any, posterior: Any, x: Any, key: Any) -> Any:
+        return point(jax.random.normal(key, (x.shape[0], 3)))
+
+
+@pytest.mark.parametrize("size", [7, 40, 256])
+def test_a_tally_counts_every_test_example_once(monkeypatch, size):
+    monkeypatch.setattr(evaluate, "TEST_BATCH", size)
+    problem, method = task(), priory.FedAvg()
+    params = problem.init(jax.random.key(1))
+    found = evaluate.tally(method, problem, params, shard(), jax.random.key(0))
+    x, y = shard().pool.x[3 : 3 + NUM], shard().pool.y[3 : 3 + NUM]
+    log_probs = jax.nn.log_softmax(problem.model.apply(params, x)[0])
+    assert int(found.count) == NUM
+    assert int(found.correct) == int(jnp.sum(log_probs.argmax(-1) == y))
+    np.testing.assert_allclose(found.nll, -log_probs[jnp.arange(NUM), y].sum(), rtol=1e-5)
+
+
+def test_a_tally_of_a_regression_adds_squared_errors(monkeypatch):
+    monkeypatch.setattr(evaluate, "TEST_BATCH", 7)
+    problem = task(outputs=1)
+    params = problem.init(jax.random.key(1))
+    found = evaluate.tally(priory.FedAvg(), problem, params, shard(classes=None), jax.random.key(0))
+    x, y = shard(classes=None).pool.x[3 : 3 + NUM], shard(classes=None).pool.y[3 : 3 + NUM]
+    expected = jnp.sum((problem.model.apply(params, x)[0][:, 0] - y) ** 2)
+    assert int(found.count) == NUM
+    np.testing.assert_allclose(found.squared_error, expected, rtol=1e-5)
+
+
+def test_a_client_without_test_examples_counts_nothing():
+    problem = task()
+    found = evaluate.tally(priory.FedAvg(), problem, problem.init(jax.random.key(1)), shard(count=0), jax.random.key(0))
+    assert all(float(jnp.sum(leaf)) == 0 for leaf in jax.tree.leaves(found))
+
+
+def test_a_client_that_joined_keeps_its_state_and_another_is_enrolled_now():
+    method, kept = Visits(), {"calls": jnp.int32(5), "since": jnp.float32(1)}
+    for joined, expected in ((True, (5, 1.0)), (False, (0, 9.0))):
+        found = evaluate.current_client(method, None, jnp.float32(9), ROOT, jnp.int32(0), jnp.bool_(joined), kept)
+        assert (int(found["calls"]), float(found["since"])) == expected
+
+
+def test_a_client_is_enrolled_for_evaluation_as_it_would_be_in_a_round():
+    problem, method = task(), priory.FedRep()
+    down = method.broadcast(method.init(problem, jax.random.key(1)))
+    in_a_round = method.enrol(problem, down, rng.key(ROOT, Stream.ENROL, 2))
+    blank = jax.tree.map(jnp.zeros_like, in_a_round)
+    found = evaluate.current_client(method, problem, down, ROOT, jnp.int32(2), jnp.bool_(False), blank)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(in_a_round), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("visits", [0, 1, 3])
+def test_onboarding_visits_a_client_so_often(visits):
+    client = {"calls": jnp.int32(0), "since": jnp.float32(0)}
+    found = evaluate.personal_posterior(Visits(), None, jnp.float32(0), client, shard(), jax.random.key(0), visits)
+    assert int(found["calls"]) == visits
+
+
+def test_every_test_batch_draws_anew(monkeypatch):
+    monkeypatch.setattr(evaluate, "TEST_BATCH", 1)
+    twice = Shard(shard().pool, jnp.array([0, 0]), jnp.array([1, 1]), 2)  # the same example two times
+    seen = []
+    monkeypatch.setattr(evaluate, "tally_batch", lambda task, predictive, batch: seen.append(predictive) or zero())
+
+    def zero():
+        return evaluate.metrics.zero(evaluate.Tally)
+
+    with jax.disable_jit():
+        evaluate.tally(Visits(), task(), None, twice, jax.random.key(0))
+    assert len(seen) == 2
+    assert (seen[0].outputs != seen[1].outputs).all()
