@@ -6,12 +6,15 @@ valid at once when `commit.json` is replaced, atomically; writing costs O(cohort
 clients. There is no pickle anywhere.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import tomllib
 import weakref
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +78,14 @@ class RecordStore:
         for client, slot in np.argwhere(self._generations > generation):
             self._mark(client, slot, NEVER)
 
+    def lock(self) -> None:
+        """Keep other processes away, or raise `BlockingIOError` if one of them has done so."""
+        fcntl.flock(self._data, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def unlock(self) -> None:
+        """Let other processes write again."""
+        fcntl.flock(self._data, fcntl.LOCK_UN)
+
     def sync(self) -> None:
         """Return when everything is on the disk."""
         os.fsync(self._data)
@@ -126,6 +137,18 @@ class Checkpoint:
                 f"The checkpoint in {directory} holds another method, model or federation; "
                 "resume it with the settings of its manifest.toml, or choose another directory."
             )
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from writing this run."""
+        try:
+            self.server.lock()
+        except BlockingIOError:
+            raise UsageError(f"{self._path.parents[1]} is being run by another process; wait for its end.") from None
+        try:
+            yield
+        finally:
+            self.server.unlock()
 
     def read_server(self) -> PyTree:
         """The server as of the last commit."""
@@ -265,7 +288,10 @@ def _read_commit(path: Path) -> dict[str, Any]:
 
 
 def _open_sized(path: Path, size: int) -> int:
-    handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    except OSError:  # a run that may only be read can still be loaded
+        handle = os.open(path, os.O_RDONLY)
     present = os.fstat(handle).st_size
     if present == 0:
         os.ftruncate(handle, size)  # sparse: no block is taken before it is written

@@ -202,15 +202,15 @@ def _scores_of(session: Session, cells: list[Cell], told: Callable[[int], None])
     stacked, roots = devices.everywhere((stacked, roots), mesh)
     server = devices.everywhere(_init(stacked, task, roots), mesh)
     records = _no_records(session, len(cells))
-    for start in range(0, plan.rounds, BLOCK):
-        stop = min(start + BLOCK, plan.rounds)
+    for start in range(0, session.settings.rounds, BLOCK):
+        stop = min(start + BLOCK, session.settings.rounds)
         span = devices.everywhere((np.int32(start), np.int32(stop)), mesh)
         server, records = _run_cells(stacked, task, session.train, roots, *span, server, records, plan=plan)
         jax.block_until_ready(server)
         told(stop)
     num = session.federation.num_clients
     ids = devices.shared_out(np.resize(np.arange(num), -(-num // plan.hands) * plan.hands), mesh)
-    t = devices.everywhere(np.int32(plan.rounds), mesh)
+    t = devices.everywhere(np.int32(session.settings.rounds), mesh)
     tallies = _tally_cells(stacked, task, session.train, session.test, roots, t, server, records, ids, plan=plan)
     host = jax.tree.map(lambda leaf: leaf[:, :num], devices.to_host(tallies, mesh))
     return [_record(jax.tree.map(lambda leaf, i=i: leaf[i], host)) for i in range(len(cells))]

@@ -5,6 +5,7 @@ import math
 import resource
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,10 +95,11 @@ class Session:
         task = task_of(federation, chosen, model)
         mesh = devices.mesh_of_all()
         train, test = devices.shards_of(federation, mesh, "train", "test")
+        schedules = chosen.schedules(method)
         plan = Plan(
             participation=chosen.drawn_from(federation.num_clients),
-            rounds=chosen.rounds,
-            schedules=chosen.schedules(method),
+            rounds=chosen.rounds if schedules else 0,  # nothing else depends on it, and 0 shares one program
+            schedules=schedules,
             client_batch=chosen.client_batch or (1 if jax.default_backend() == "cpu" else federation.num_clients),
             weighting=chosen.weighting,
             stack=False,
@@ -126,10 +128,18 @@ class Session:
         return made
 
     def run(self, listener: Listener | None, stop: Callable[[], bool]) -> Run:
+        """The run after its rounds, or as far as it was when told to stop; no other process may write it meanwhile."""
+        with self.checkpoint.held() if self.checkpoint and jax.process_index() == 0 else nullcontext():
+            if self.directory is not None:
+                self._take_over()
+            self._run_rounds(listener, stop)
+            if self.completed == self.settings.rounds:
+                return self._finished(listener)
+            return self._result(None, None, None)
+
+    def _run_rounds(self, listener: Listener | None, stop: Callable[[], bool]) -> None:
         """Rounds, evaluations and commits until the end or until told to stop."""
         block, committed = 1, time.perf_counter()
-        if self.directory is not None:
-            self._take_over()
         while self.completed < self.settings.rounds and not devices.agreed(stop()):
             until = self.settings.next_stop(self.completed, block)
             started = time.perf_counter()
@@ -149,7 +159,6 @@ class Session:
             elif devices.agreed(time.perf_counter() - committed > COMMIT_SECONDS):
                 committed = self._commit()
         self._commit()
-        return self._finished(listener) if self.completed == self.settings.rounds else self._result(None, None, None)
 
     def _take_over(self) -> None:
         """Drop what a run that died left behind its last commit; every process read it, the first alone writes on."""
@@ -202,9 +211,8 @@ class Session:
                 some = tally_clients(*problem, record.client, mesh=mesh, visits=visits)
                 tallies.append(jax.tree.map(lambda leaf, piece=piece: leaf[: len(piece)], devices.to_host(some, mesh)))
             total = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
-        return metrics.summarise(total.personal), None if total.population is None else metrics.summarise(
-            total.population
-        )
+        population = None if total.population is None else metrics.summarise(total.population)
+        return metrics.summarise(total.personal), population
 
     def _rows(self, num: int) -> int:
         """Clients evaluated in one call: a multiple of the devices, small enough for their records to fit."""

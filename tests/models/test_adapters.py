@@ -199,7 +199,9 @@ def test_equinox_state_is_refused():
         model.init(jax.random.key(0), (4,))
 
 
-@pytest.mark.parametrize("network", [42, "mlp", (make,), MLP, nn.relu], ids=str)
+@pytest.mark.parametrize(
+    "network", [42, "mlp", (make,), MLP, nn.relu], ids=["number", "text", "single", "class", "layer"]
+)
 def test_anything_else_is_refused_by_name(network):
     with pytest.raises(UsageError, match="cannot be run; give"):
         as_model(network)
