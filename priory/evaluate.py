@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from priory import metrics
-from priory.core import rng
+from priory.core import rng, trees
 from priory.core.rng import Key, Stream
 from priory.core.struct import struct
 from priory.fed.method import Population, Predictive, Task
@@ -37,9 +37,10 @@ class ClientTallies:
     population: Tally | RegressionTally | None
 
 
-@partial(jax.jit, static_argnames=("mesh", "visits"))
+@partial(jax.jit, static_argnames=("mesh", "visits", "batch"))
 def tally_clients(
     method: Any,
+    settled: Any,
     task: Task,
     down: Any,
     train: Shards,
@@ -52,20 +53,21 @@ def tally_clients(
     *,
     mesh: Mesh,
     visits: int = 0,
+    batch: int = 1,
 ) -> ClientTallies:
     """The tallies of the clients on their held-out examples, their states stacked and shared out over the devices.
 
     `visits` is how often a client that never took part runs `client_update`, its message discarded, before it is
-    personalised; 0 for those that took part.
+    personalised; 0 for those that took part. It does so as `settled`, the method as the schedules left it.
     """
 
-    def device(method, task, down, train, held, root, t, ids, joined, clients):  # type: ignore[no-untyped-def]
+    def device(method, settled, task, down, train, held, root, t, ids, joined, clients):  # type: ignore[no-untyped-def]
         def one(place: tuple[Array, Array, Any]) -> ClientTallies:
             client_id, has_joined, client = place
             key_post, key_personal, key_global = jax.random.split(rng.key(root, Stream.EVALUATION, t, client_id), 3)
             data, test = train.of(client_id), held.of(client_id)
-            client = current_client(method, task, down, root, client_id, has_joined, client)
-            posterior = personal_posterior(method, task, down, client, data, key_post, visits)
+            client = current_client(method, task, down, root, client_id, has_joined, client, batched=batch > 1)
+            posterior = personal_posterior(method, settled, task, down, client, data, key_post, visits)
             personal = tally(method, task, posterior, test, key_personal)
             if not isinstance(method, Population):
                 return ClientTallies(personal, None)
@@ -73,26 +75,30 @@ def tally_clients(
             chosen = method.population(task, down, data, key_choice)
             return ClientTallies(personal, tally(method, task, chosen, test, key_draw))
 
-        return lax.map(one, (ids, joined, clients))
+        return lax.map(one, (ids, joined, clients), batch_size=batch if batch > 1 else None)
 
     axis = mesh.axis_names[0]
-    spec = (P(),) * 7 + (P(axis),) * 3
+    spec = (P(),) * 8 + (P(axis),) * 3
     mapped = jax.shard_map(device, mesh=mesh, in_specs=spec, out_specs=P(axis), check_vma=False)
-    return mapped(method, task, down, train, held, root, t, ids, joined, clients)
+    return mapped(method, settled, task, down, train, held, root, t, ids, joined, clients)
 
 
-def current_client(method: Any, task: Task, down: Any, root: Key, client_id: Array, joined: Array, client: Any) -> Any:
+def current_client(
+    method: Any, task: Task, down: Any, root: Key, client_id: Array, joined: Array, client: Any, batched: bool = False
+) -> Any:
     """The client's state, or that of a first contact if it has not joined."""
     key = rng.key(root, Stream.ENROL, client_id)
-    return lax.cond(joined, lambda: client, lambda: method.enrol(task, down, key))
+    return trees.either(joined, lambda: client, lambda: method.enrol(task, down, key), batched=batched)
 
 
-def personal_posterior(method: Any, task: Task, down: Any, client: Any, data: Shard, key: Key, visits: int) -> Any:
-    """The client's posterior, after so many updates whose messages nobody reads."""
+def personal_posterior(
+    method: Any, settled: Any, task: Task, down: Any, client: Any, data: Shard, key: Key, visits: int
+) -> Any:
+    """The client's posterior, after so many updates of the `settled` method whose messages nobody reads."""
     key_visit, key_post = jax.random.split(key)
 
     def visit(i: Array, client: Any) -> Any:
-        return method.client_update(task, down, client, data, jax.random.fold_in(key_visit, i))[0]
+        return settled.client_update(task, down, client, data, jax.random.fold_in(key_visit, i))[0]
 
     client = lax.fori_loop(0, visits, visit, client)
     return method.personalise(task, down, client, data, key_post)

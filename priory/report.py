@@ -97,6 +97,9 @@ def run_lines(summary: dict[str, Any]) -> list[str]:
         down, up = _bytes(sent["down_bytes"]), _bytes(sent["up_bytes"])
         lines.append(f"{down} down and {up} up per client and round")
     lines.append(", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
+    scored = [summary[part] for part in ("personal", "global", "newcomers") if summary.get(part)]
+    if any(scores["nll"] is None for scores in scored):
+        lines.append("a score that is missing (–) was not finite: training diverged, and a lower --step-size may help")
     rejected = summary.get("extra", {}).get("rejected", {})
     if rejected:
         named = ", ".join(f"{client} ({count} rounds)" for client, count in list(rejected.items())[:5])
@@ -133,28 +136,35 @@ def compare(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return records
 
 
-def comparison_tables(records: list[dict[str, Any]], num_seeds: int) -> list[Table]:
-    """The comparison, and for several seeds the paired differences to the first method."""
+def comparison_tables(records: list[dict[str, Any]], num_seeds: int, width: int = PLAIN_WIDTH) -> list[Table]:
+    """The comparison, and for several seeds the paired differences to the first method.
+
+    Where `width` is below 100 columns, bytes and seconds get a table of their own, so that no number is cut.
+    """
     names = REGRESSION_COMPARED if "personal.rmse" in records[0]["scores"] else CLASS_COMPARED
-    table = _table("method", *names.values(), "bytes down", "bytes up", "run s", "compile s")
+    costs = ("bytes down", "bytes up", "run s", "compile s")
+    tables = [_table("method", *names.values(), *costs)]
+    if width < PLAIN_WIDTH:
+        tables = [_table("method", *names.values()), _table("method", *costs)]
     for record in records:
         cells = [_with_error(record["scores"][name], "\n") for name in names]
         sent, seconds = record["communication"], record["seconds"]
-        table.add_row(
-            record["label"].replace(":", ":\n").replace(",", "\n"),
-            *cells,
+        label = record["label"].replace(":", ":\n").replace(",", "\n")
+        spent = [
             _bytes(sent["down_bytes"]),
             _bytes(sent["up_bytes"]),
             f"{seconds['train'] + seconds['evaluate']:.1f}",
             f"{seconds['compile']:.1f}",
-        )
+        ]
+        for table, row in zip(tables, [[*cells, *spent]] if len(tables) == 1 else [cells, spent], strict=True):
+            table.add_row(label, *row)
     if num_seeds < 2 or len(records) < 2:
-        return [table]
+        return tables
     paired = _table(f"less {records[0]['label']}", *names.values())
     for record in records[1:]:
         cells = [_with_error(record["scores"][name]["difference"], " ", signed=True) for name in names]
         paired.add_row(record["label"].replace(":", ":\n").replace(",", "\n"), *cells)
-    return [table, paired]
+    return [*tables, paired]
 
 
 def tuning_table(settings: Sequence[dict[str, Any]], by: str, most: int = 10) -> Table:
@@ -200,7 +210,7 @@ def _table(first: str, *others: str, wrap: bool = False) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(first, no_wrap=True)
     for name in others:
-        table.add_column(name, justify="left" if wrap else "right")
+        table.add_column(name, justify="left" if wrap else "right", overflow="fold")
     return table
 
 

@@ -41,6 +41,7 @@ class RecordStore:
         directory.mkdir(parents=True, exist_ok=True)
         self._data = _open_sized(directory / RECORDS, 2 * num * self._bytes)
         self._index = _open_sized(directory / GENERATIONS, 2 * num * 8)
+        sync_directory(directory)
         self._closing = weakref.finalize(self, _close_all, self._data, self._index)
         raw = os.pread(self._index, 2 * num * 8, 0)
         self._generations = np.frombuffer(raw, "<i8").reshape(num, 2).copy()
@@ -149,6 +150,10 @@ class Checkpoint:
             yield
         finally:
             self.server.unlock()
+
+    def is_stale(self) -> bool:
+        """Whether somebody has committed since this checkpoint was opened."""
+        return bool(_read_commit(self._path).get("round", -1) != self.round)
 
     def read_server(self) -> PyTree:
         """The server as of the last commit."""
@@ -270,8 +275,18 @@ def write_atomically(path: Path, text: str) -> None:
             handle.flush()
             os.fsync(handle.fileno())
         temporary.replace(path)
+        sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Return when the names in a directory are on the disk; a renamed file may else come back under its old name."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _read_commit(path: Path) -> dict[str, Any]:

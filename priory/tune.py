@@ -262,7 +262,7 @@ def _tally_cells(
         mine = jax.tree.map(lambda leaf: leaf[ids], records)
         down = method.broadcast(server)
         return tally_clients(
-            method, task, down, train, held, root, t, ids, mine.joined, mine.client, mesh=plan.mesh, visits=0
+            method, method, task, down, train, held, root, t, ids, mine.joined, mine.client, mesh=plan.mesh, visits=0
         )
 
     return jax.vmap(one)(methods, roots, server, records)

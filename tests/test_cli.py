@@ -292,3 +292,19 @@ print(len(jax.devices()), jax.config.values["jax_compilation_cache_dir"])
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3", str(Path("somewhere") / "priory" / "xla")]
+
+
+def test_a_model_is_found_in_the_current_directory(monkeypatch):
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    lines = ["import flax.linen as nn", "def make(n):", "    return nn.Sequential([flat, nn.Dense(n)])"]
+    lines += ["def flat(x):", "    return x.reshape(x.shape[0], -1)"]
+    Path("a_net_of_mine.py").write_text("\n".join(lines))
+    argv = [*TINY[:-1], "a_net_of_mine:make", "--out", "a"]
+    assert main(["run", "local", *argv]) == 0
+    assert sys.path[-1] == str(Path.cwd())
+
+
+def test_no_method_is_a_mistake_but_asking_for_help_is_none(capsys):
+    assert main(["run"]) == main(["tune"]) == main(["compare"]) == 2
+    assert main(["run", "--help"]) == main(["tune", "--help"]) == main(["compare", "--help"]) == 0
+    assert "METHOD" in capsys.readouterr().out

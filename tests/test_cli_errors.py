@@ -205,3 +205,20 @@ def test_a_bug_still_shows_its_traceback(monkeypatch):
     monkeypatch.setitem(app.COMMANDS, "methods", ("", broken))
     with pytest.raises(ZeroDivisionError):
         main(["methods"])
+
+
+def test_a_tuning_that_cannot_be_written_is_refused_before_it_is_run(capsys, monkeypatch):
+    Path("taken").write_text("")
+    argv = ["tune", "fedavg", *DIGITS, "--over", "step-size=0.1,0.2", "--out"]
+    assert "out='taken' cannot be written" in complaint([*argv, "taken"], capsys)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert "read-only" in complaint([*argv, "shut"], capsys)
+
+
+def test_a_manifest_with_a_word_for_a_number_is_refused(capsys):
+    assert main(["run", "local", *with_flag("--rounds", "0"), "--out", "a"]) == 0
+    manifest = Path("a/manifest.toml")
+    manifest.write_text(manifest.read_text().replace("rounds = 0", 'rounds = "ten"'))
+    capsys.readouterr()
+    assert "rounds='ten' is not a whole number" in complaint(["run", "a/manifest.toml", "--out", "b"], capsys)
+    assert "rounds='ten' is not a whole number" in complaint(["resume", "a/manifest.toml"], capsys)

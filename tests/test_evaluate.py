@@ -102,7 +102,9 @@ def test_a_client_is_enrolled_for_evaluation_as_it_would_be_in_a_round():
 @pytest.mark.parametrize("visits", [0, 1, 3])
 def test_onboarding_visits_a_client_so_often(visits):
     client = {"calls": jnp.int32(0), "since": jnp.float32(0)}
-    found = evaluate.personal_posterior(Visits(), None, jnp.float32(0), client, shard(), jax.random.key(0), visits)
+    found = evaluate.personal_posterior(
+        Visits(), Visits(), None, jnp.float32(0), client, shard(), jax.random.key(0), visits
+    )
     assert int(found["calls"]) == visits
 
 

@@ -1,8 +1,10 @@
 """Tables and figures from records of runs."""
 
+import io
 import math
 
 import pytest
+from rich.console import Console
 
 from priory import report
 
@@ -113,3 +115,21 @@ def test_nothing_plain_contains_colour(capsys):
 def test_a_value_is_found_by_its_dotted_name():
     assert math.isclose(report.value_at(a_summary(), "personal.clients.worst"), 0.6)
     assert report.value_at(a_summary(population=None), "global.accuracy") is None
+
+
+def test_scores_that_are_not_finite_are_explained():
+    summary = a_summary()
+    assert not any("diverged" in line for line in report.run_lines(summary))
+    summary["personal"]["nll"] = None
+    assert "training diverged" in report.run_lines(summary)[-1]
+
+
+def test_a_narrow_terminal_gets_costs_in_a_table_of_their_own():
+    runs = {"local": [a_summary(), a_summary(0.8)], "fedprox:mu=0.1,step-size=0.05": [a_summary(0.7), a_summary(0.9)]}
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in report.comparison_tables(report.compare(runs), 2, width=80):
+        console.print(table)
+    text = console.export_text()
+    assert "…" not in text
+    assert text.count("compile s") == 1
+    assert "±0.050" in text

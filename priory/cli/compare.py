@@ -147,7 +147,7 @@ def _run_all(cells: list[Cell], data: Federation, directory: Path) -> int:
     records = report.compare(summaries)
     seeds = sorted({cell.settings.seed for cell in cells})
     _write(records, cells, data, seeds, directory)
-    for table in report.comparison_tables(records, len(seeds)):
+    for table in report.comparison_tables(records, len(seeds), console.width):
         console.print()
         console.print(table)
     console.print()
@@ -166,7 +166,7 @@ def _summary(cell: Cell, data: Federation, stop: progress.Interrupt, label: str)
         return RunDirectory(cell.path).summary()
     options = {field.name: getattr(cell.settings, field.name) for field in dataclasses.fields(cell.settings)}
     with progress.watching(label) as watcher:
-        if RunDirectory(cell.path).checkpoint.is_dir():
+        if (cell.path / "manifest.toml").exists():
             run = resume(cell.path, federation=data, listener=watcher, stop=stop)
         else:
             run = simulate(cell.method, data, out=cell.path, listener=watcher, stop=stop, **options)
@@ -188,6 +188,8 @@ def _is_finished(cell: Cell, data: Federation) -> bool:
                     f"{cell.path} holds a run with {name}={old} where this comparison has {name}={new}; "
                     "choose another --out."
                 )
+    if there.get("environment", {}).get("data_checksum") != data.checksum:
+        raise UsageError(f"{cell.path} holds a run on other data of the same name; choose another --out.")
     return directory.summary() is not None
 
 

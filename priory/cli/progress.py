@@ -9,9 +9,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from priory import report
 from priory.engine import Listener
+
+NARROW = 100  # columns of a terminal below which the bar leaves out what is not needed
 
 
 class Bar:
@@ -30,7 +33,8 @@ class Bar:
             self._rounds, self._seconds = self._rounds + completed - self._before, self._seconds + now - self._mark
         self._mark, self._before = now, completed
         rate = f"{self._rounds / self._seconds:.1f} rounds/s" if self._rounds and self._seconds > 0 else ""
-        loss = f"loss {info['loss']:.3f}" if "loss" in info else ""
+        crowded = self._scores and self._progress.console.width < NARROW
+        loss = f"loss {info['loss']:.3f}" if "loss" in info and not crowded else ""
         self._progress.update(
             self._task,
             completed=completed,
@@ -72,7 +76,7 @@ def watching(label: str) -> Iterator[Listener]:
         yield Lines(console, label)
         return
     columns = (
-        TextColumn("{task.description}"),
+        _described(console),
         BarColumn(bar_width=20),
         TextColumn("{task.fields[count]}"),
         TextColumn("{task.fields[rate]}"),
@@ -91,14 +95,20 @@ def counting(label: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: None
         return
     columns = (
-        TextColumn("{task.description}"),
+        _described(console),
         BarColumn(bar_width=20),
-        TextColumn("{task.completed:.0f}/{task.total} rounds"),
+        TextColumn("{task.fields[count]}"),
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        task = progress.add_task(label, total=None, count="compiling")
+        yield lambda done, total: progress.update(task, completed=done, total=total, count=f"{done}/{total} rounds")
+
+
+def _described(console: Console) -> TextColumn:
+    """The label, cut short on a narrow terminal so that the numbers are not."""
+    most = 20 if console.width < NARROW else None
+    return TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=most))
 
 
 class Interrupt:

@@ -1,5 +1,6 @@
 """`priory run` and `priory resume`: one method on one federation, from flags, from a manifest or from a checkpoint."""
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -91,6 +92,7 @@ def resume_command(argv: Sequence[str]) -> int:
         text=text,
     )
     path = Path(values["run"]["directory"])
+    path = path.parent if path.name == "manifest.toml" else path
     table = RunDirectory(path).manifest()
     start.start_jax(values["output"]["devices"], recorded_devices(table))
     if RunDirectory(path).summary() is not None:
@@ -184,16 +186,17 @@ def _overview(argv: Sequence[str]) -> int:
         "Train a method on a federation: priory run METHOD [flags], or priory run FILE.toml to run a manifest again. "
         f"Methods: {', '.join(methods.REGISTRY)}. `priory run METHOD --help` adds the method's own flags."
     )
-    flags.parse(
-        {
-            "data": flags.group("data", DATA_GROUP, federation.data_flags()),
-            "run": flags.group("run", RUN_GROUP, run_flags()),
-            "output": flags.group("output", "", flags.flags_of(Output())),
-        },
-        ["--help"],
-        prog="priory run METHOD",
-        text=text,
-    )
+    with contextlib.suppress(SystemExit):  # the help itself is no fault, but to name no method is one
+        flags.parse(
+            {
+                "data": flags.group("data", DATA_GROUP, federation.data_flags()),
+                "run": flags.group("run", RUN_GROUP, run_flags()),
+                "output": flags.group("output", "", flags.flags_of(Output())),
+            },
+            ["--help"],
+            prog="priory run METHOD",
+            text=text,
+        )
     return 0 if argv else flags.PANEL_EXIT
 
 

@@ -1,6 +1,7 @@
 """What the command line sets before JAX is first used: host devices and the compilation cache."""
 
 import os
+import sys
 from pathlib import Path
 
 import jax
@@ -10,9 +11,10 @@ from priory.core.errors import UsageError
 
 def start_jax(devices: int | None, recorded: int | None = None) -> None:
     """Give JAX one host device a core (or as many as asked for, or as a manifest records) and a cache on disk."""
+    import_from_here()
     if devices is not None and devices < 1:
         raise UsageError(f"devices={devices} is too small; choose 1 or more.")
-    wanted = devices or recorded or os.cpu_count() or 1
+    wanted = devices or recorded or _num_cores()
     if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -25,6 +27,21 @@ def start_jax(devices: int | None, recorded: int | None = None) -> None:
                 f"devices={devices} cannot be set, since JAX already runs on {len(jax.devices())}; "
                 "give it in a fresh process."
             ) from None
+
+
+def import_from_here() -> None:
+    """Let `--model mynet:make` find mynet.py in the current directory, as `python -m` would.
+
+    It comes last, so that a file with the name of an installed library does not hide the library.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+
+
+def _num_cores() -> int:
+    """The cores that this process may use, fewer than the machine has in many containers."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cache_directory() -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,9 +54,11 @@ class Output:
 
 def tune(argv: Sequence[str]) -> int:
     """The exit code of `priory tune`."""
-    if argv and not argv[0].startswith("-"):
+    if not argv:
+        raise UsageError(f"There is no method to tune; name one of {', '.join(methods.REGISTRY)}.")
+    if not argv[0].startswith("-"):
         method, prog = methods.get(argv[0])(), f"priory tune {argv[0]}"
-    elif not argv or argv[0] in ("-h", "--help"):
+    elif argv[0] in ("-h", "--help"):
         method, prog, argv = methods.get(next(iter(methods.REGISTRY)))(), "priory tune METHOD", ["METHOD", "--help"]
     else:
         raise UsageError(f"{argv[0]} stands where the method should; write `priory tune METHOD {argv[0]} ...`.")
@@ -128,6 +131,7 @@ def _tune(method: Any, axes: list[Axis], chosen: DataFlags, settings: Settings, 
     directory = Path(output.out) if output.out else free_path(Path("runs") / f"tune-{name}-{Path(data.name).stem}")
     if (directory / "tuning.json").exists() or (directory / "manifest.toml").exists():
         raise UsageError(f"out={str(directory)!r} holds results already, which are never overwritten; choose another.")
+    _check_writable(directory)
     by = _criterion(output.by, data.num_classes is None)
     num = math.prod(len(axis.values) for axis in axes)
     console.print(f"{name} on {data.describe()}; settings: {num}, seeds of each: {output.seeds}", soft_wrap=True)
@@ -153,6 +157,14 @@ def _tune(method: Any, axes: list[Axis], chosen: DataFlags, settings: Settings, 
     )
     console.print(f"priory run {directory}/manifest.toml", markup=False, soft_wrap=True)
     return 0
+
+
+def _check_writable(directory: Path) -> None:
+    """Raise, before the work whose result it is to hold, if the directory cannot be made or written."""
+    there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        reason = "read-only" if there.is_dir() else f"{there} is a file"
+        raise UsageError(f"out={str(directory)!r} cannot be written ({reason}); choose a directory that can.")
 
 
 def _criterion(by: str | None, regression: bool) -> str:

@@ -23,6 +23,7 @@ class Stream(IntEnum):
     SERVER = 4
     CHANNEL = 5
     EVALUATION = 6
+    CHOICE = 7
 
 
 def root(seed: int) -> Key:

@@ -54,6 +54,14 @@ def select(condition: Array, a: Tree, b: Tree) -> Tree:
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
 
 
+def either(condition: Array, yes: Callable[[], Tree], no: Callable[[], Tree], *, batched: bool) -> Tree:
+    """The result of one of two functions; under a `vmap` (`batched`) both are computed, as it would do with a `cond`.
+
+    Written out, because a batched `cond` selects among its inputs, and JAX's key check takes that for a second use.
+    """
+    return select(condition, yes(), no()) if batched else jax.lax.cond(condition, yes, no)
+
+
 def all_finite(a: PyTree) -> Array:
     """Whether every number of every floating leaf is finite."""
     floats = [leaf for leaf in jax.tree.leaves(a) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]

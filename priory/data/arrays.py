@@ -67,7 +67,7 @@ def dataset(
         scaling: 'standard' (statistics of the training rows), 'unit' ([0, 1], uint8), 'symmetric' ([-1, 1], uint8)
             or 'none'; by default 'unit' for uint8 and 'none' otherwise.
     """
-    x = _examples(x)
+    x = checks.examples(x)
     for what, values in (("y", y), ("client", client), ("scale", scale), ("group", group)):
         if values is not None and len(np.atleast_1d(np.asarray(values))) != len(x):
             rows = len(np.atleast_1d(np.asarray(values)))
@@ -90,7 +90,7 @@ def dataset(
         pixel_max=255 if x.dtype == np.uint8 and x.ndim == 4 else None,
         shift=shift,
         factor=factor,
-        source={"data": name},
+        source={"data": name, "memory": True},
     )
 
 
@@ -146,29 +146,3 @@ def _scaling(x: np.ndarray, scaling: str | None) -> tuple[np.ndarray | None, np.
     if x.dtype != np.uint8:
         raise UsageError(f"scaling={scaling!r} is for uint8 pixels, and x is {x.dtype}; use 'standard' or 'none'.")
     return pixel_scaling(scaling, 255, (), ())
-
-
-def _examples(x: Any) -> np.ndarray:
-    """The examples as uint8 or finite float32, at least two-dimensional."""
-    try:
-        array = np.asarray(x)
-    except ValueError:
-        raise UsageError("x is ragged; give rows of one shape.") from None
-    if array.dtype.kind not in "biuf":
-        raise UsageError(f"x has type {array.dtype}, which is not numeric; give numbers, or a data frame for text.")
-    if not array.size:
-        raise UsageError(f"x has shape {array.shape}, which holds no numbers; give at least one example.")
-    if array.ndim < 2:
-        array = array.reshape(-1, 1)
-    if array.dtype == np.uint8:
-        return array
-    with np.errstate(over="ignore"):
-        result = array.astype(np.float32)
-    bad = ~np.isfinite(result).reshape(len(result), -1)
-    if bad.any():
-        row = int(np.flatnonzero(bad.any(axis=1))[0])
-        raise UsageError(
-            f"x is NaN or infinite in {int(bad.any(axis=1).sum())} of {len(result)} rows, first in row {row}; "
-            "mend or drop them, or give a data frame, whose gaps are filled."
-        )
-    return result

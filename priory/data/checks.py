@@ -6,9 +6,11 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from priory.core.errors import UsageError
 
-__all__ = ["fraction", "listing", "number", "unknown", "whole"]
+__all__ = ["examples", "fraction", "listing", "number", "unknown", "whole"]
 
 
 def unknown(kind: str, value: str, known: Iterable[str]) -> UsageError:
@@ -58,3 +60,29 @@ def listing(names: Iterable[Any], most: int = 12) -> str:
     names = [str(name) for name in names]
     rest = f", ... ({len(names)} in all)" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
+
+
+def examples(x: Any) -> np.ndarray:
+    """The examples as uint8 or finite float32, at least two-dimensional."""
+    try:
+        array = np.asarray(x)
+    except ValueError:
+        raise UsageError("x is ragged; give rows of one shape.") from None
+    if array.dtype.kind not in "biuf":
+        raise UsageError(f"x has type {array.dtype}, which is not numeric; give numbers, or a data frame for text.")
+    if not array.size:
+        raise UsageError(f"x has shape {array.shape}, which holds no numbers; give at least one example.")
+    if array.ndim < 2:
+        array = array.reshape(-1, 1)
+    if array.dtype == np.uint8:
+        return array
+    with np.errstate(over="ignore"):
+        result = array.astype(np.float32)
+    bad = ~np.isfinite(result).reshape(len(result), -1)
+    if bad.any():
+        row = int(np.flatnonzero(bad.any(axis=1))[0])
+        raise UsageError(
+            f"x is NaN or infinite in {int(bad.any(axis=1).sum())} of {len(result)} rows, first in row {row}; "
+            "mend or drop them, or give a data frame, whose gaps are filled."
+        )
+    return result

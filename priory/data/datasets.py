@@ -64,14 +64,20 @@ def load(
         _refuse(name, given, ("target", "client", "drop", "group", "scale"))
         data = arrays.from_npz(name, task=task, scaling=scaling)
     else:
+        _check_name(name)
         _refuse(name, given, ("target", "client", "drop", "group", "scale", "task"))
         data = _by_name(name, scaling)
-    return replace(data, source={"data": name, **given})
+    # A manifest may be run again from anywhere, so a file is named by its whole path.
+    return replace(data, source={"data": str(Path(name).resolve()) if suffix in (".csv", ".npz") else name, **given})
 
 
 def from_spec(spec: dict[str, Any]) -> Federation:
     """The federation that `Federation.spec` describes, made again from its data set."""
     options = dict(spec)
+    if options.pop("memory", False):
+        raise UsageError(
+            f"The data {spec['data']!r} came from memory, which no manifest can hold; pass federation= again."
+        )
     name, partition = options.pop("data"), options.pop("partition", None)
     columns = {key: options.pop(key) for key in COLUMNS if key in options}
     return load(name, **columns).partition(partition, **options)
@@ -99,7 +105,13 @@ def _by_name(name: str, scaling: str | None) -> Dataset:
     if name in TABLES:
         _refuse(name, {} if scaling is None else {"scaling": scaling}, ("scaling",))
         return TABLES[name]()
-    if Path(name).suffix:
+    raise AssertionError(name)
+
+
+def _check_name(name: str) -> None:
+    if name.split(":")[0] == "synthetic" or name in IMAGES or name in TABLES:
+        return
+    if Path(name).suffix or Path(name).exists():
         raise UsageError(f"data {name!r} is neither a data set nor a .csv or .npz file; convert it to one of those.")
     raise checks.unknown("data set", name, [entry.name for entry in CATALOGUE])
 

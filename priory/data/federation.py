@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from priory.core.errors import UsageError
-from priory.data import checks
+from priory.data import checks, labels
 
 if TYPE_CHECKING:
     from priory.data.tables import Encoder
@@ -104,6 +104,31 @@ class Federation:
     def inputs(self, x: np.ndarray) -> np.ndarray:
         """What a model sees of raw examples: (x - shift) * factor in float32."""
         return (x.astype(np.float32) - self.shift) * self.factor
+
+    def read_inputs(self, x: Any, encoded: bool = False) -> np.ndarray:
+        """New examples in the form of the pool; a data frame goes through the encoder that was fitted on training rows.
+
+        Args:
+            encoded: That an array holds columns as they stand in `x` of a table, and not raw ones.
+        """
+        if self.encoder is not None and hasattr(x, "columns"):
+            return self.encoder.encode_frame(x)
+        if self.encoder is not None and not encoded:
+            columns = checks.listing([feature.name for feature in self.encoder.features])
+            raise UsageError(
+                f"An array does not say which column is which; give a data frame with {columns}, or encoded=True for "
+                "rows of the federation's x."
+            )
+        rows = checks.examples(x)
+        if rows.shape[1:] != self.input_shape:
+            raise UsageError(f"Examples of shape {rows.shape[1:]} do not fit; each has shape {self.input_shape}.")
+        return rows
+
+    def read_labels(self, y: Any) -> np.ndarray:
+        """New labels or targets in the form of the pool."""
+        if self.num_classes is None:
+            return labels.real_numbers(y, "y")
+        return labels.known_codes(y, self.classes, "y")
 
     def describe(self) -> str:
         """One line: name, clients, examples, shape, classes and split sizes."""

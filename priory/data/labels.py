@@ -7,10 +7,12 @@ import numpy as np
 from priory.core.errors import UsageError
 from priory.data import checks
 
-__all__ = ["codes", "read_target", "real_numbers", "task_of"]
+__all__ = ["codes", "known_codes", "read_target", "real_numbers", "task_of"]
 
 TASKS = ("classification", "regression")
 MOST_CLASSES = 100  # a whole-number target with more distinct values than this is taken for a quantity
+SURELY_CLASSES = 10  # one with at most this many for classes, however few its rows
+ROWS_A_CLASS = 5  # between the two it must have this many rows a class on average
 
 
 def codes(values: Any, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -47,10 +49,28 @@ def read_target(
     return raw.astype(np.int32), len(classes), tuple(map(str, classes))
 
 
+def known_codes(values: Any, classes: tuple[str, ...], what: str) -> np.ndarray:
+    """int32 codes of labels as the federation was given them: class names, or numbers from 0 where names are words."""
+    array = _one_dimensional(values, what)
+    place = {name: code for code, name in enumerate(classes)}
+    names = [_plain(value) for value in array.tolist()]
+    if all(name in place for name in names):
+        return np.array([place[name] for name in names], np.int32)
+    words = not any(name.lstrip("-").isdigit() for name in classes)
+    if words and array.dtype.kind in "iu" and array.min() >= 0 and array.max() < len(classes):
+        return array.astype(np.int32)
+    unknown = sorted({name for name in names if name not in place})
+    raise UsageError(
+        f"{what} has the labels {checks.listing(unknown)}, which the federation never saw; "
+        f"label the rows with {checks.listing(classes)}."
+    )
+
+
 def task_of(values: Any, what: str, task: str | None, named_classes: bool = False) -> str:
     """'classification' or 'regression': as asked, else from the values.
 
-    Text, truth values and up to 100 distinct whole numbers are classes; everything else is a quantity.
+    Text, truth values and up to 100 distinct whole numbers are classes, beyond 10 only with 5 rows of each on
+    average (prices in a short table are whole numbers too); everything else is a quantity.
     """
     if task is not None:
         if task not in TASKS:
@@ -60,8 +80,8 @@ def task_of(values: Any, what: str, task: str | None, named_classes: bool = Fals
     if named_classes or array.dtype.kind not in "iuf":
         return "classification"
     distinct = np.unique(array)
-    few_and_whole = len(distinct) <= MOST_CLASSES and bool((np.floor(distinct) == distinct).all())
-    return "classification" if few_and_whole else "regression"
+    few = len(distinct) <= max(SURELY_CLASSES, min(MOST_CLASSES, len(array) // ROWS_A_CLASS))
+    return "classification" if few and bool((np.floor(distinct) == distinct).all()) else "regression"
 
 
 def real_numbers(values: Any, what: str) -> np.ndarray:

@@ -83,6 +83,11 @@ def plan(dataset: Dataset, options: Options) -> Plan:
         raise UsageError(
             f"clients={clients} exceeds the {len(dataset.clients)} clients of {dataset.name}; choose at most that."
         )
+    if options.spec is None and dataset.client is None and clients is None:
+        raise UsageError(
+            f"nothing says which rows of {dataset.name} belong to which client; give clients=N to deal them out"
+            f"{', or the client column' if dataset.features else ''}."
+        )
     if chosen.kind != "natural" and clients is None:
         raise UsageError(f"partition '{chosen}' does not say for how many clients; give clients=N.")
     if chosen.kind in ("dirichlet", "shards", "classes") and dataset.num_classes is None:

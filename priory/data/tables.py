@@ -6,6 +6,7 @@ table. The means and deviations come from the training rows of the participants,
 test rows or newcomers: in a real federation the clients would share them as sums.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,9 @@ def from_csv(path: str, *, target: str | None, client: str | None = None, **colu
     import pandas as pd
 
     try:
-        frame = pd.read_csv(path)
+        # Two lines, so that a header shorter than its rows is an error: pandas would take the rest for row names.
+        header = pd.read_csv(path, header=None, nrows=2, dtype=str, skipinitialspace=True, keep_default_na=False)
+        frame = pd.read_csv(path, skipinitialspace=True)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist; give the path of a .csv file.") from None
     except pd.errors.EmptyDataError:
@@ -95,6 +98,7 @@ def from_csv(path: str, *, target: str | None, client: str | None = None, **colu
     except (OSError, ValueError, pd.errors.ParserError) as error:  # a UnicodeDecodeError is a ValueError
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"{path} cannot be read as CSV ({reason}); save it as comma-separated UTF-8 text.") from None
+    _check_header(path, [str(name) for name in header.iloc[0]], [target, client, *columns.get("drop", ())])
     if target is None:
         raise UsageError(f"{path} needs target=, the column to predict; its columns are {checks.listing(frame)}.")
     return from_frame(frame, target=target, client=client, name=Path(path).stem, **columns)
@@ -142,7 +146,7 @@ def from_frame(
         groups=groups,
         scale=None if scale is None else standard_errors(frame[scale].to_numpy(), f"scale column {scale!r}"),
         features=features,
-        source={"data": name},
+        source={"data": name, "memory": True},
     )
 
 
@@ -168,13 +172,33 @@ def read_features(frame: "pd.DataFrame", categorical: Sequence[str] = ()) -> tup
             features.append(Feature(name, None, gaps))
             continue
         _, values = labels.codes(column.dropna().to_numpy(), f"column {name!r}")
+        odd = None if is_numeric else _odd_one_out(values)
         if len(values) > MOST_CATEGORIES:
+            because = "" if odd is None else f", because of values such as {odd!r},"
             raise UsageError(
-                f"column {name!r} is not numeric and has {len(values)} different values, above the "
-                f"{MOST_CATEGORIES} that become columns; drop it, or merge its rare values."
+                f"column {name!r} is not numeric{because} and has {len(values)} different values, above the "
+                f"{MOST_CATEGORIES} that become columns; {'mend' if odd is not None else 'drop'} it, or merge its rare "
+                "values."
+            )
+        if odd is not None:
+            warnings.warn(
+                f"column {name!r} is read as {len(values)} categories, because {odd!r} is no number; "
+                "leave such cells empty if it should be numeric.",
+                stacklevel=2,
             )
         features.append(Feature(name, values, gaps))
     return tuple(features)
+
+
+def _odd_one_out(values: Sequence[str]) -> str | None:
+    """A value that is no number in a column where most are, such as '?' for a gap; None for true categories."""
+    odd = []
+    for value in values:
+        try:
+            float(value)
+        except ValueError:
+            odd.append(value)
+    return odd[0] if odd and len(odd) < len(values) / 2 and len(values) > 2 else None
 
 
 def raw_matrix(frame: "pd.DataFrame", features: tuple[Feature, ...]) -> np.ndarray:
@@ -205,6 +229,23 @@ def standard_errors(values: Any, what: str) -> np.ndarray:
     if not (result > 0).all():
         raise UsageError(f"{what} has the value {result.min():g}, and a standard error is above 0; mend those rows.")
     return result
+
+
+def _check_header(path: str, names: list[str], used: Sequence[str | None]) -> None:
+    """What pandas would let pass: one name for two columns, columns without a name, and another separator."""
+    if len(names) == 1:
+        for separator, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+            if separator in names[0]:
+                raise UsageError(f"{path} seems to be separated by {word}; save it as comma-separated text.")
+    for place, name in enumerate(names):
+        if name and names.count(name) > 1:
+            raise UsageError(f"{path} has two columns named {name!r}; give every column its own name.")
+        unnamed = f"Unnamed: {place}"
+        if not name and unnamed not in used:
+            raise UsageError(
+                f"{path} has no name for column {place + 1}, which may be a row index; name it, or leave it out with "
+                f"drop={unnamed!r}."
+            )
 
 
 def _check_columns(frame: "pd.DataFrame", named: dict[str, str], drop: Sequence[str]) -> None:

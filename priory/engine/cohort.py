@@ -1,4 +1,4 @@
-"""Who takes part in a round: drawn in O(cohort), whatever the number of clients."""
+"""Who takes part in a round: drawn at a cost that depends on the cohort, not on the number of clients."""
 
 import math
 from dataclasses import dataclass
@@ -11,6 +11,8 @@ from jax import Array
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import struct
+
+FLOYD_LIMIT = 10_000  # above it, shuffling a million clients is the cheaper draw
 
 
 @struct
@@ -78,11 +80,12 @@ class Participation:
 
 
 def subset(key: Key, num: int, size: int) -> Array:
-    """`size` distinct numbers of 0 … num − 1 in random order, every ordered choice equally likely, in O(size²).
+    """`size` distinct numbers of 0 … num − 1 in random order, every ordered choice equally likely.
 
-    Floyd's algorithm (Bentley and Floyd, 1987): an urn of 10⁶ clients would cost more than the round it feeds.
+    Floyd's algorithm (Bentley and Floyd, 1987), whose cost does not depend on `num`: an urn of 10⁶ clients would cost
+    more than the round it feeds. Its size² comparisons are outweighed by shuffling everybody for large cohorts.
     """
-    if 8 * size >= num:  # then shuffling them all is O(size) too
+    if 8 * size >= num or size > FLOYD_LIMIT:
         return jax.random.permutation(key, num)[:size]
     key_draw, key_order = jax.random.split(key)
     last = jnp.arange(num - size, num)

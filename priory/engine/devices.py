@@ -72,8 +72,13 @@ def put_rows(tree: Any, rows: Array, new: Any, *, mesh: Mesh) -> Any:
 def to_host(tree: Any, mesh: Mesh) -> Any:
     """The tree as numpy arrays, whichever process its parts live in."""
     if jax.process_count() > 1:
-        tree = jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, P()))(tree)
+        tree = _copied_everywhere(tree, mesh=mesh)
     return jax.tree.map(np.asarray, tree)
+
+
+@partial(jax.jit, static_argnames="mesh")
+def _copied_everywhere(tree: Any, *, mesh: Mesh) -> Any:
+    return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, P()))
 
 
 def shards_of(federation: Federation, mesh: Mesh, *parts: str) -> tuple[Shards, ...]:

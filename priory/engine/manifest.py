@@ -23,7 +23,8 @@ def write(
     method: Any, federation: Federation, chosen: Settings, model: Any, channel: Channel | None, plan: Plan
 ) -> dict[str, Any]:
     """The manifest of a run; what only Python can express is named, and must be given again."""
-    given = {"model": model, "channel": channel}
+    own = None if methods.is_registered(method) else method
+    given = {"method": own, "model": model, "channel": channel}
     return {
         **describe(method, federation, chosen),
         "given": {name: repr(value) for name, value in given.items() if value is not None},
@@ -58,13 +59,18 @@ class Recipe:
     environment: dict[str, Any]
 
 
-def read(table: dict[str, Any], federation: Federation | None = None) -> Recipe:
-    """The method, data and settings of a manifest; data that no name describes are passed in."""
+def read(table: dict[str, Any], federation: Federation | None = None, method: Any = None) -> Recipe:
+    """The method, data and settings of a manifest; a method or data that no name describes are passed in."""
     for part in ("method", "run", "data"):
         if not isinstance(table.get(part), dict):
             raise UsageError(f"The manifest has no [{part}] table; name the manifest.toml that a run wrote.")
-    hyper = dict(table["method"])
-    method = from_table(methods.get(str(hyper.pop("name", ""))), hyper)
+    if method is None:
+        if "method" in table.get("given", {}):
+            raise UsageError(
+                f"The run's method was {table['given']['method']}, which is not registered; pass method= again."
+            )
+        hyper = dict(table["method"])
+        method = from_table(methods.get(str(hyper.pop("name", ""))), hyper)
     if federation is None:
         federation = data.from_spec(table["data"])
     expected = table.get("environment", {}).get("data_checksum", federation.checksum)

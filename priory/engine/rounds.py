@@ -227,16 +227,16 @@ def _visit(
     """One client's part of the round: its record, message, info and status."""
     data = data_of(slot.ids)
 
-    def enrol() -> tuple[Any, Any]:
-        fresh = jax.tree.map(jnp.zeros_like, record.memory)
-        return method.enrol(task, down, rng.key(root, Stream.ENROL, slot.ids)), fresh
+    def enrol() -> Any:
+        return method.enrol(task, down, rng.key(root, Stream.ENROL, slot.ids))
 
-    client, memory = _either(record.joined, lambda: (record.client, record.memory), enrol, plan.chunk)
+    client = trees.either(record.joined, lambda: record.client, enrol, batched=plan.chunk > 1)
     key = rng.key(root, Stream.CLIENT, t, slot.ids)
     client, message, info = method.client_update(task, down, client, data, key)
     if plan.weighting != "method":
         weight = 1.0 if plan.weighting == "uniform" else data.count.astype(jnp.float32)
         message = replace(message, weight=jnp.where(message.weight > 0, weight, message.weight))
+    memory = trees.select(record.joined, record.memory, uplink.memory_of(channel, message.payload))
     key = rng.key(root, Stream.CHANNEL, t, slot.ids)
     message, sent, bits = uplink.transmit(channel, method, task, down, message, memory, key)
     memory = trees.select(slot.uploads, sent, memory)  # who does not upload has sent nothing
@@ -245,14 +245,6 @@ def _visit(
     message = screen.silence(replace(message, sender=slot.ids), good & slot.uploads)
     status = jnp.where(good, jnp.where(slot.uploads, COUNTED, KEPT), REJECTED).astype(jnp.int8)
     return kept, message, {**info, "bits": bits}, status
-
-
-def _either(condition: Array, yes: Callable[[], Any], no: Callable[[], Any], chunk: int) -> Any:
-    """One of two results; in a chunk both are computed, as `vmap` would do with a `cond`.
-
-    Written out, because a batched `cond` selects among its inputs, and JAX's key check takes that for a second use.
-    """
-    return lax.cond(condition, yes, no) if chunk == 1 else trees.select(condition, yes(), no())
 
 
 Visit = Callable[[Record, Slots], tuple[Record, Message, Info, Array]]
@@ -265,7 +257,7 @@ def _work_through(
 
     def place(record: Record, slot: Slots) -> tuple[Record, Message, Info, Array]:
         nobody = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(visit, record, slot)[1:])
-        return _either(slot.filled, lambda: visit(record, slot), lambda: (record, *nobody), chunk)
+        return trees.either(slot.filled, lambda: visit(record, slot), lambda: (record, *nobody), batched=chunk > 1)
 
     def group(total: Message | None, members: tuple[Record, Slots]) -> tuple[Message | None, tuple]:
         if chunk == 1:  # no vmap: it would batch the loop's own trip count

@@ -30,9 +30,10 @@ class Prediction:
 
     Attributes:
         probabilities: Of each class, (batch, classes); None for a regression.
-        label: The most probable class, (batch,); None for a regression.
+        label: Number of the most probable class, (batch,); None for a regression.
         mean: Of the target, (batch,); None for classes.
         sd: Standard deviation of the target, (batch,); None for classes.
+        classes: Names of the classes, in the order of `probabilities`.
         predictive: The mixture that these were computed from.
     """
 
@@ -40,7 +41,15 @@ class Prediction:
     label: np.ndarray | None
     mean: np.ndarray | None
     sd: np.ndarray | None
+    classes: tuple[str, ...]
     predictive: Predictive = field(repr=False)
+
+    @property
+    def name(self) -> np.ndarray:
+        """Name of the most probable class, (batch,)."""
+        if self.label is None:
+            raise UsageError("A regression has no classes; use `mean`, `sd` and `interval`.")
+        return np.array(self.classes)[self.label]
 
     def interval(self, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
         """The central interval of a normal with this mean and standard deviation; exact for a single component."""
@@ -57,27 +66,31 @@ class PersonalModel:
     method: Any
     task: Task
     posterior: Any
-    pool: Pool
+    federation: Federation
     key: Key
 
-    def predict(self, x: Any, scale: Any = None) -> Prediction:
-        """The prediction for a batch of inputs, (batch, ...); `scale` only where standard errors come with the data."""
-        x = np.asarray(x)
-        if x.shape[1:] != self.task.input_shape:
-            raise UsageError(f"Inputs of shape {x.shape} do not fit; each has shape {self.task.input_shape}.")
-        pool = Pool(jnp.asarray(x), None, None, self.pool.shift, self.pool.factor)
+    def predict(self, x: Any, scale: Any = None, encoded: bool = False) -> Prediction:
+        """The prediction for a batch of inputs: an array, (batch, ...), or a data frame where the data came as a table.
+
+        Args:
+            scale: Standard errors, where they come with the data.
+            encoded: That an array holds rows of the federation's own `x` of a table.
+        """
+        x = self.federation.read_inputs(x, encoded)
+        pool = Pool(jnp.asarray(x), None, None, jnp.asarray(self.federation.shift), jnp.asarray(self.federation.factor))
         rows = jnp.arange(len(x))
         predictive = _predict(self.method, self.task, self.posterior, pool.rows(rows, jnp.ones(len(x))).x, self.key)
         if isinstance(self.task.likelihood, Categorical):
             probabilities = np.exp(metrics.mixture_log_probs(predictive.outputs, predictive.log_weights))
-            return Prediction(probabilities, probabilities.argmax(-1), None, None, predictive)
+            classes = self.federation.classes
+            return Prediction(probabilities, probabilities.argmax(-1), None, None, classes, predictive)
         if scale is not None:
             scale = jnp.broadcast_to(jnp.asarray(scale, jnp.float32), predictive.outputs.shape[:-1])
         mean, sd = self.task.likelihood.mean_and_scale(predictive.outputs, scale)  # type: ignore[attr-defined]
         weight = jnp.exp(predictive.log_weights)
         centre = jnp.sum(weight * mean, axis=0)
         variance = jnp.sum(weight * (sd**2 + mean**2), axis=0) - centre**2
-        return Prediction(None, None, np.asarray(centre), np.sqrt(np.maximum(variance, 0)), predictive)
+        return Prediction(None, None, np.asarray(centre), np.sqrt(np.maximum(variance, 0)), (), predictive)
 
 
 @dataclass(frozen=True)
@@ -126,29 +139,21 @@ class Run:
         data = self.train.of(jnp.int32(index))
         return self._personalised(data, index, jnp.asarray(joined), state, visits=0)
 
-    def predict(self, client: int | str, x: Any, scale: Any = None) -> Prediction:
-        """What the personal model of a client says about raw inputs, (batch, ...)."""
-        return self.client(client).predict(x, scale)
+    def predict(self, client: int | str, x: Any, scale: Any = None, encoded: bool = False) -> Prediction:
+        """What the personal model of a client says about raw inputs; arguments as for `PersonalModel.predict`."""
+        return self.client(client).predict(x, scale, encoded)
 
-    def onboard(self, x: Any, y: Any = None, scale: Any = None) -> PersonalModel:
-        """The personal model of a client that never took part, from its raw inputs and its labels."""
-        x = np.asarray(x)
-        if x.shape[1:] != self.task.input_shape or not len(x):
-            raise UsageError(f"Inputs of shape {x.shape} do not fit; give some of shape {self.task.input_shape}.")
+    def onboard(self, x: Any, y: Any = None, scale: Any = None, encoded: bool = False) -> PersonalModel:
+        """The personal model of a client that never took part, from its raw inputs and labels as the data have them."""
+        x = self.federation.read_inputs(x, encoded)
         if y is None:
             return self._unlabelled()
-        y = np.asarray(y)
-        if y.shape != (len(x),):
-            raise UsageError(f"Labels of shape {y.shape} do not fit {len(x)} inputs; give one for each.")
-        classes = self.federation.num_classes
-        if classes is not None and not (np.issubdtype(y.dtype, np.integer) and y.min() >= 0 and y.max() < classes):
-            raise UsageError(
-                f"Labels from {y.min()} to {y.max()} are out of range; give whole numbers 0 to {classes - 1}."
-            )
+        y = self.federation.read_labels(y)
+        if len(y) != len(x):
+            raise UsageError(f"{len(y)} labels do not fit {len(x)} inputs; give one for each.")
         pool = self.train.pool
-        y = jnp.asarray(y, jnp.int32 if classes is not None else jnp.float32)
         scale = None if scale is None else jnp.asarray(scale, jnp.float32)
-        own = Pool(jnp.asarray(x), y, scale, pool.shift, pool.factor)
+        own = Pool(jnp.asarray(x), jnp.asarray(y), scale, pool.shift, pool.factor)
         data = Shard(own, jnp.zeros(1, jnp.int32), jnp.full(1, len(x), jnp.int32), len(x))
         _, state = self.session.record_of(0)
         place = len(self.federation.clients)
@@ -194,7 +199,8 @@ class Run:
         key = rng.key(self.root, Stream.EVALUATION, self.completed, place)
         key_post, key_predict, _ = jax.random.split(key, 3)
         args = (self.method, self.task, down, data, self.root, jnp.int32(place), joined, state, key_post)
-        return PersonalModel(self.method, self.task, _personalise(*args, visits=visits), self.train.pool, key_predict)
+        posterior = _personalise(*args, visits=visits, settled=self.session.settled)
+        return PersonalModel(self.method, self.task, posterior, self.federation, key_predict)
 
     def _unlabelled(self) -> PersonalModel:
         down = self.method.broadcast(self.server)
@@ -203,7 +209,7 @@ class Run:
         key = rng.key(self.root, Stream.EVALUATION, self.completed, len(self.federation.clients))
         key_choice, key_predict = jax.random.split(key)
         posterior = self.method.population(self.task, down, None, key_choice)
-        return PersonalModel(self.method, self.task, posterior, self.train.pool, key_predict)
+        return PersonalModel(self.method, self.task, posterior, self.federation, key_predict)
 
 
 @partial(jax.jit, static_argnames="visits")
@@ -219,9 +225,10 @@ def _personalise(
     key: Key,
     *,
     visits: int,
+    settled: Any,
 ) -> Any:
     client = current_client(method, task, down, root, place, joined, state)
-    return personal_posterior(method, task, down, client, data, key, visits)
+    return personal_posterior(method, settled, task, down, client, data, key, visits)
 
 
 @jax.jit

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import resource
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ import numpy as np
 
 from priory import methods, metrics
 from priory.core import rng, trees
+from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.data import Federation
 from priory.engine import devices, manifest
@@ -27,6 +29,7 @@ from priory.engine.rounds import REJECTED, Plan, Trace
 from priory.engine.run import Run
 from priory.engine.settings import Settings
 from priory.evaluate import tally_clients
+from priory.fed import schedule
 from priory.fed.method import Channel, Task
 from priory.fed.shard import Shards
 from priory.metrics import RegressionScores, Scores
@@ -164,6 +167,8 @@ class Session:
         """Drop what a run that died left behind its last commit; every process read it, the first alone writes on."""
         assert self.directory is not None
         assert self.checkpoint is not None
+        if self.checkpoint.is_stale():
+            raise UsageError(f"{self.directory.path} was written by another process meanwhile; resume it once more.")
         self.history = self.directory.metrics(self.metrics_bytes)
         if jax.process_index() > 0:
             self.directory = self.checkpoint = None
@@ -187,7 +192,7 @@ class Session:
         """Personal and global scores of all clients, or of a fixed random choice of `num`."""
         everyone = np.arange(self.federation.num_clients)
         if num is not None and num < len(everyone):
-            everyone = np.sort(np.asarray(subset(rng.key(self.root, Stream.EVALUATION), len(everyone), num)))
+            everyone = np.sort(np.asarray(subset(rng.key(self.root, Stream.CHOICE), len(everyone), num)))
         return self._scores(everyone, visits=0)
 
     def _evaluate_newcomers(self) -> AnyScores:
@@ -207,12 +212,20 @@ class Session:
                 record = self.home.take(np.where(padded < self.task.num_clients, padded, 0), self.completed)
                 placed = devices.shared_out((padded, padded < self.task.num_clients), mesh)
                 joined = jnp.logical_and(record.joined, placed[1])
-                problem = (self.method, self.task, down, self.train, self.test, self.root, step, placed[0], joined)
-                some = tally_clients(*problem, record.client, mesh=mesh, visits=visits)
+                problem = (self.method, self.settled, self.task, down, self.train, self.test, self.root, step)
+                some = tally_clients(
+                    *problem, placed[0], joined, record.client, mesh=mesh, visits=visits, batch=self.plan.chunk
+                )
                 tallies.append(jax.tree.map(lambda leaf, piece=piece: leaf[: len(piece)], devices.to_host(some, mesh)))
             total = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
         population = None if total.population is None else metrics.summarise(total.population)
         return metrics.summarise(total.personal), population
+
+    @property
+    def settled(self) -> Any:
+        """The method as the schedules have it in the last round so far: how a client that comes now would update."""
+        last = max(self.completed - 1, 0)
+        return schedule.resolve(self.method, self.plan.schedules, last, self.plan.rounds)
 
     def _rows(self, num: int) -> int:
         """Clients evaluated in one call: a multiple of the devices, small enough for their records to fit."""
@@ -329,7 +342,7 @@ class Session:
                 "up_bytes": None if pools or not math.isfinite(up) else int(up),
             },
             seconds=dict(self.clock.seconds),
-            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            peak_rss_bytes=_peak_rss(),
             extra={"rejected": dict(self.rejected)},
             path=self.directory.path if self.directory else None,
             train=self.train,
@@ -342,6 +355,11 @@ class Session:
         rows = np.full(self.plan.hands, client)
         record = devices.to_host(self.home.take(rows, self.completed), self.plan.mesh)
         return record.joined[0], jax.tree.map(lambda leaf: leaf[0], record.client)
+
+
+def _peak_rss() -> int:
+    """The most memory that this process has held, which includes earlier runs in it; macOS counts bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 @jax.jit

@@ -9,6 +9,18 @@ from priory.engine.cohort import Participation
 from priory.fed import schedule
 from priory.fed.schedule import Schedule
 
+WHOLE = (
+    "rounds",
+    "cohort",
+    "active",
+    "seed",
+    "eval_every",
+    "eval_clients",
+    "onboard_visits",
+    "client_batch",
+    "resident_bytes",
+)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -74,6 +86,8 @@ class Settings:
         parsed = tuple(schedule.parse(text) for text in self.schedule)
         for one in parsed:
             schedule.find(method, one.field)
+            if one.field.startswith("finetune"):
+                raise UsageError(f"schedule={one} has no effect, since personalisation knows no round; leave it out.")
         return parsed
 
     def evaluates_at(self, t: int) -> bool:
@@ -95,6 +109,10 @@ def make(values: dict[str, Any]) -> Settings:
     for name in values:
         if name not in known:
             raise UsageError(f"{name} is not a setting of a run; choose from {', '.join(known)}.")
+    for name in WHOLE:
+        value = values.get(name)
+        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
+            raise UsageError(f"{name.replace('_', '-')}={value!r} is not a whole number; give one.")
     if isinstance(values.get("schedule"), str):
         values = {**values, "schedule": (values["schedule"],)}
     return Settings(**{**values, "schedule": tuple(values.get("schedule", ()))})

@@ -36,6 +36,10 @@ def simulate(
         listener: Told of progress.
         stop: Asked between blocks of rounds; when true the run is committed and returned as far as it is.
     """
+    if not isinstance(federation, Federation):
+        raise UsageError(f"{type(federation).__name__} is no federation; partition a data set first.")
+    if isinstance(method, type):
+        raise UsageError(f"{method.__name__} is a class; give a method with its hyper-parameters, {method.__name__}().")
     if isinstance(model, str):
         options, model = {**options, "model": model}, None
     chosen = settings.make(options)
@@ -47,6 +51,7 @@ def resume(
     path: Path | str,
     *,
     federation: Federation | None = None,
+    method: Any = None,
     model: Any = None,
     channel: Channel | None = None,
     listener: Listener | None = None,
@@ -56,26 +61,34 @@ def resume(
 
     Args:
         federation: The data, where they came from arrays and no name describes them.
+        method: As it was given to `simulate`, if it is not registered.
         model: As it was given to `simulate`, if it was an object.
         channel: As it was given to `simulate`.
     """
-    session = _reopen(path, federation, model, channel)
+    session = _reopen(path, federation, method, model, channel)
     if RunDirectory(path).summary() is not None:
         return session.loaded()
     return session.run(listener, stop)
 
 
 def load(
-    path: Path | str, *, federation: Federation | None = None, model: Any = None, channel: Channel | None = None
+    path: Path | str,
+    *,
+    federation: Federation | None = None,
+    method: Any = None,
+    model: Any = None,
+    channel: Channel | None = None,
 ) -> Run:
     """The run in a directory, as far as it is; arguments as for `resume`."""
     if not RunDirectory(path).checkpoint.is_dir():
         raise UsageError(f"{path} holds no checkpoint; name a run directory, or run its manifest again.")
-    return _reopen(path, federation, model, channel).loaded()
+    return _reopen(path, federation, method, model, channel).loaded()
 
 
-def _reopen(path: Path | str, federation: Federation | None, model: Any, channel: Channel | None) -> Session:
-    recipe = manifest.read(RunDirectory(path).manifest(), federation)
+def _reopen(
+    path: Path | str, federation: Federation | None, method: Any, model: Any, channel: Channel | None
+) -> Session:
+    recipe = manifest.read(RunDirectory(path).manifest(), federation, method)
     for name, value in (("model", model), ("channel", channel)):
         if name in recipe.given and value is None:
             raise UsageError(

@@ -26,8 +26,8 @@ class Schedule:
 
     Attributes:
         field: Name of the hyper-parameter, such as `step_size`.
-        kind: `step` multiplies at each milestone, `cosine` and `linear` go down to `factor` at the end.
-        factor: What a step multiplies by, or the share that is left at the end.
+        kind: `step` multiplies at each milestone; `cosine` and `linear` go down to `factor`, as if one round more came.
+        factor: What a step multiplies by, or the share that is left in the end.
         milestones: Fractions of T after which a step happens.
     """
 
@@ -42,7 +42,7 @@ class Schedule:
             # In float64 with a little room, since 0.29 · 100 is 28.999…
             edges = jnp.array([math.floor(milestone * rounds + 1e-9) for milestone in self.milestones])
             return jnp.float32(self.factor) ** jnp.sum(t >= edges)
-        progress = jnp.float32(t) / max(rounds - 1, 1)
+        progress = jnp.float32(t) / max(rounds, 1)  # as Optax counts: the end is reached after the last round
         left = 0.5 * (1 + jnp.cos(jnp.pi * progress)) if self.kind == "cosine" else 1 - progress
         return self.factor + (1 - self.factor) * left
 

@@ -32,6 +32,11 @@ def get(name: str) -> type[Any]:
     raise UsageError(f"method={name!r} is not registered; {hint}")
 
 
+def is_registered(method: Any) -> bool:
+    """Whether a name alone gives this method's class back."""
+    return type(method) in REGISTRY.values()
+
+
 def name_of(method: Any) -> str:
     """The registered name of a method, or its class name in small letters for one that is not."""
     cls = method if isinstance(method, type) else type(method)

@@ -18,8 +18,8 @@ from jax import Array
 
 from priory.core import trees
 from priory.core.rng import Key
-from priory.core.struct import static, struct
-from priory.fed.checks import at_least
+from priory.core.struct import replace, static, struct
+from priory.fed.checks import at_least, positive
 from priory.fed.local import Optimiser, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
 from priory.fed.shard import Batch, Shard
@@ -34,11 +34,13 @@ class FedRep:
         optimiser: Local solver of head and body.
         work: Local work on the body in a round.
         head_epochs: Passes that fit the head, in a round and when a client is personalised.
+        finetune_step_size: Learning rate of the head when a client is personalised.
     """
 
     optimiser: Optimiser = Optimiser()
     work: Work = Work()
     head_epochs: int = static(default=10)
+    finetune_step_size: float = 0.01
 
     linear: ClassVar[bool] = True
 
@@ -46,6 +48,7 @@ class FedRep:
         self.optimiser.check()
         self.work.check()
         at_least("head-epochs", self.head_epochs, 0)
+        positive("finetune-step-size", self.finetune_step_size)
 
     def init(self, task: Task, key: Key) -> Params:
         drawn = task.init(key)
@@ -62,7 +65,7 @@ class FedRep:
         self, task: Task, down: Params, client: Any, data: Shard, key: Key
     ) -> tuple[Any, Message[Params], Info]:
         key_head, key_body = jax.random.split(key)
-        head = self._fit_head(task, down, client, data, key_head)
+        head = self._fit_head(task, down, client, data, self.optimiser, key_head)
 
         def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
             return task.nll(Params(trees.merge(head, params.weights), params.stats), batch, key)
@@ -75,7 +78,8 @@ class FedRep:
         return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
 
     def personalise(self, task: Task, down: Params, client: Any, data: Shard, key: Key) -> Params:
-        head = self._fit_head(task, down, client, data, key)
+        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
+        head = self._fit_head(task, down, client, data, optimiser, key)
         return Params(trees.merge(head, down.weights), down.stats)
 
     def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
@@ -86,7 +90,7 @@ class FedRep:
         del task, payload
         return down
 
-    def _fit_head(self, task: Task, down: Params, head: Any, data: Shard, key: Key) -> Any:
+    def _fit_head(self, task: Task, down: Params, head: Any, data: Shard, optimiser: Optimiser, key: Key) -> Any:
         """The head after `head_epochs` passes under the broadcast body, whose statistics stay as they are."""
 
         def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
@@ -94,4 +98,4 @@ class FedRep:
             return nll, params.stats
 
         work = Work(epochs=self.head_epochs, batch_size=self.work.batch_size)
-        return fit(objective, Params(head), data, self.optimiser, work, key)[0].weights
+        return fit(objective, Params(head), data, optimiser, work, key)[0].weights

@@ -119,7 +119,15 @@ def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model
             f"model={spec!r} is unknown; choose linear, mlp, mlp:WIDTH[,WIDTH...], cnn, cnn:CHANNELS[,CHANNELS...] or "
             "package.module:factory."
         )
-    return as_model(_build(_imported(spec, name, argument), num_outputs))
+    factory = _imported(spec, name, argument)
+    try:
+        built = _build(factory, num_outputs)
+    except Exception as error:  # whatever a user's factory raises
+        raise UsageError(
+            f"model={spec!r} cannot be built ({type(error).__name__}: {error}); give a factory that takes the number "
+            "of outputs, or nothing."
+        ) from error
+    return as_model(built)
 
 
 def default(input_shape: tuple[int, ...], num_outputs: int) -> Model:
@@ -160,8 +168,8 @@ def _imported(spec: str, module: str, attribute: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # whatever a user's file raises while it is imported
         raise UsageError(
-            f"model={spec!r} cannot be imported ({type(error).__name__}: {error}); give package.module:factory, "
-            "importable from here."
+            f"model={spec!r} cannot be imported ({type(error).__name__}: {error}); give package.module:factory of an "
+            "installed package or of a file in the current directory."
         ) from error
 
 

@@ -164,6 +164,7 @@ def test_files_in_the_cache_serve_as_well(data_dir, nowhere):
         ("absent.csv", {"target": "y"}, "absent.csv does not exist"),
         ("absent.npz", {}, "absent.npz does not exist"),
         ("digits", {"target": "y"}, "target='y' does not apply"),
+        ("own.xlsx", {"target": "y"}, "neither a data set nor a .csv or .npz file"),
         ("own.npz", {"client": "c"}, "client='c' does not apply"),
         ("eight_schools", {"scaling": "unit"}, "scaling='unit' does not apply"),
         ("digits", {"scaling": "log"}, "scaling 'log' is not known"),

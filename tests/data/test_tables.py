@@ -150,6 +150,11 @@ def test_too_many_categories_are_refused_by_name():
         (b'a,b\n1,2\n"3', "cannot be read as CSV"),
         (b"a,b\n1,2\n1,2,3\n", "cannot be read as CSV"),
         (b"\xff\xfe\x00,\n1", "cannot be read as CSV"),
+        (b"a,b,c,c\n1,2,3,4\n", "two columns named 'c'"),
+        (b",a,b\n0,1,2\n", "no name for column 1.*drop='Unnamed: 0'"),
+        (b"a;b;c\n1;2;3\n", "separated by semicolons"),
+        (b"a\tb\n1\t2\n", "separated by tabs"),
+        (b"a,b\n1,2,3\n4,5,6\n", "Expected 2 fields in line 2, saw 3"),
     ],
 )
 def test_a_bad_csv_file_ends_in_one_sentence(tmp_path, content, words):
@@ -157,6 +162,28 @@ def test_a_bad_csv_file_ends_in_one_sentence(tmp_path, content, words):
     path.write_bytes(content)
     with pytest.raises(UsageError, match=words):
         load(path, target="a", client="b")
+
+
+def test_a_row_index_in_a_csv_file_can_be_dropped_and_blanks_behind_commas_do_not_count(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text(", a, b, c\n0, 1, x, 1.5\n1, 0, y, 2.5\n")
+    assert load(str(path), target="a", client="b", drop=["Unnamed: 0"]).clients == ("x", "y")
+
+
+def test_a_sign_for_a_gap_in_a_column_of_numbers_is_pointed_out():
+    frame = pd.DataFrame({"age": ["31", "?", "45", "52"], "y": [0, 1, 0, 1], "client": 0})
+    with pytest.warns(UserWarning, match=r"column 'age' is read as 4 categories, because '\?' is no number"):
+        from_frame(frame, target="y", client="client")
+    long = pd.DataFrame({"age": [*map(str, range(60)), "?"], "y": np.arange(61) % 2, "client": 0})
+    with pytest.raises(UsageError, match=r"not numeric, because of values such as '\?', and has 61"):
+        from_frame(long, target="y", client="client")
+
+
+def test_many_whole_numbers_with_few_rows_each_are_a_quantity():
+    frame = pd.DataFrame({"x": np.arange(60.0), "price": 50_000 + 10 * np.arange(60), "client": 0})
+    assert from_frame(frame, target="price", client="client").num_classes is None
+    assert from_frame(frame, target="price", client="client", task="classification").num_classes == 60
+    assert from_frame(frame.assign(price=np.arange(60) % 12), target="price", client="client").num_classes == 12
 
 
 def test_a_csv_file_needs_a_target(tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import priory
@@ -100,11 +101,12 @@ def test_a_newcomer_of_the_federation_is_sent_to_onboard(run, held_out):
 @pytest.mark.parametrize(
     ("x", "y", "sentence"),
     [
-        (np.zeros((4, 2)), np.zeros(4, int), r"Inputs of shape \(4, 2\) do not fit"),
-        (np.zeros((0, 3)), np.zeros(0, int), r"Inputs of shape \(0, 3\) do not fit"),
-        (np.zeros((4, 3)), np.zeros(3, int), r"Labels of shape \(3,\) do not fit 4 inputs"),
-        (np.zeros((4, 3)), np.array([0, 1, 2, 0]), r"Labels from 0 to 2 are out of range; give whole numbers 0 to 1"),
-        (np.zeros((4, 3)), np.zeros(4), r"Labels from 0.0 to 0.0 are out of range"),
+        (np.zeros((4, 2)), np.zeros(4, int), r"Examples of shape \(2,\) do not fit; each has shape \(3,\)"),
+        (np.zeros((0, 3)), np.zeros(0, int), r"x has shape \(0, 3\), which holds no numbers"),
+        (np.full((4, 3), np.nan), np.zeros(4, int), r"x is NaN or infinite in 4 of 4 rows"),
+        (np.zeros((4, 3)), np.zeros(3, int), r"3 labels do not fit 4 inputs"),
+        (np.zeros((4, 3)), np.array([0, 1, 2, 0]), r"y has the labels 2, .*; label the rows with 0, 1"),
+        (np.zeros((4, 3)), np.full(4, 0.5), r"y has the labels 0.5, which the federation never saw"),
     ],
 )
 def test_bad_data_for_onboarding_end_in_a_sentence(run, x, y, sentence):
@@ -113,7 +115,7 @@ def test_bad_data_for_onboarding_end_in_a_sentence(run, x, y, sentence):
 
 
 def test_bad_inputs_for_a_prediction_end_in_a_sentence(run):
-    with pytest.raises(priory.UsageError, match=r"Inputs of shape \(2, 5\) do not fit.*3"):
+    with pytest.raises(priory.UsageError, match=r"Examples of shape \(5,\) do not fit.*3"):
         run.predict(0, np.zeros((2, 5)))
     with pytest.raises(priory.UsageError, match="client=9 is not one of 6"):
         run.predict(9, np.zeros((2, 3)))
@@ -209,3 +211,80 @@ def test_a_method_without_a_global_model_needs_labels(simulate, federation):
     assert alone.population is None
     with pytest.raises(priory.UsageError, match="local has nothing for a client without labels; give y as well"):
         alone.onboard(federation.x[:3])
+
+
+def test_a_table_is_predicted_from_its_raw_columns():
+    """Raw rows and encoded rows of a numeric table have the same shape, so an array alone is refused."""
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": 1000 + 50 * draw.normal(size=240), "b": draw.normal(size=240)})
+    frame["y"] = np.where(frame.a > 1000, "high", "low")
+    frame["site"] = np.arange(240) % 3
+    federation = priory.data.from_frame(frame, target="y", client="site").partition("natural", seed=0)
+    run = priory.simulate(priory.FedAvg(), federation, rounds=5, model="linear")
+    raw = frame[["a", "b"]]
+    assert np.mean(run.predict("0", raw).name == frame.y) > 0.9
+    with pytest.raises(priory.UsageError, match="give a data frame with a, b, or encoded=True"):
+        run.predict("0", raw.to_numpy())
+    own = federation.rows("0", "test")
+    again = run.predict("0", federation.x[own], encoded=True)
+    assert again.probabilities.shape == (own.stop - own.start, 2)
+
+
+def test_a_newcomer_labels_its_data_as_the_federation_did():
+    """Classes 1, 2, 3 are numbered from 0 inside; a newcomer's 1 is class 1 and not the second class."""
+    draw = np.random.default_rng(0)
+    y = draw.integers(1, 4, 300)
+    x = np.eye(3, dtype=np.float32)[y - 1] + 0.1 * draw.normal(size=(300, 3)).astype(np.float32)
+    federation = priory.data.from_arrays(x, y, np.arange(300) % 5)
+    run = priory.simulate(priory.FedAvg(), federation, rounds=60, model="linear")
+    x_own, y_own = x[y < 3], y[y < 3]
+    newcomer = run.onboard(x_own[:40], y_own[:40])
+    assert newcomer.predict(x_own[40:]).name.tolist() == [str(label) for label in y_own[40:]]
+    with pytest.raises(priory.UsageError, match=r"y has the labels 0, .* label the rows with 1, 2, 3"):
+        run.onboard(x[:2], np.array([0, 1]))
+
+
+def test_a_method_that_is_not_registered_has_to_be_given_again(run, held_out, tmp_path):
+    @priory.core.struct.struct
+    class FedAvg(priory.FedAvg):
+        """A user's own, of a name that is taken."""
+
+    own = FedAvg()
+    made = priory.simulate(own, held_out, rounds=1, model="linear")
+    made.save(tmp_path / "own")
+    with pytest.raises(priory.UsageError, match=r"which is not registered; pass method= again"):
+        priory.load(tmp_path / "own", federation=held_out)
+    assert priory.load(tmp_path / "own", federation=held_out, method=own).method == own
+
+
+def test_data_from_memory_have_to_be_given_again(run, tmp_path):
+    run.save(tmp_path / "run")
+    with pytest.raises(priory.UsageError, match=r"came from memory.*; pass federation= again"):
+        priory.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "sentence"),
+    [
+        (priory.FedAvg, None, r"FedAvg is a class; give a method with its hyper-parameters, FedAvg\(\)"),
+        (priory.FedAvg(), priory.data.load("digits"), "Dataset is no federation; partition a data set first"),
+    ],
+    ids=["class", "data set"],
+)
+def test_what_is_no_method_or_no_federation_is_refused(held_out, method, data, sentence):
+    with pytest.raises(priory.UsageError, match=sentence):
+        priory.simulate(method, data or held_out)
+
+
+def test_a_newcomer_updates_as_the_schedules_left_the_method(held_out):
+    """After a step size of 0 a newcomer of Ditto stays at the global weights."""
+    run = priory.simulate(
+        priory.Ditto(), held_out, rounds=2, model="linear", schedule="step-size=step:0@0.5", onboard_visits=2
+    )
+    newcomer = run.onboard(held_out.x[:8], held_out.y[:8])
+    jax.tree.map(np.testing.assert_array_equal, newcomer.posterior.weights, run.server.weights)
+
+
+def test_a_schedule_of_a_rate_that_no_round_reads_is_refused(held_out):
+    with pytest.raises(priory.UsageError, match="has no effect, since personalisation knows no round"):
+        priory.simulate(priory.FedAvg(), held_out, rounds=2, schedule="finetune-step-size=linear")

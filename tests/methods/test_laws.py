@@ -1,6 +1,6 @@
 """The contract of `priory.fed.method`, for every registered method. One compiled round a method serves all laws."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -11,10 +11,11 @@ from jax.sharding import Mesh
 
 from priory.core import rng, trees
 from priory.core.rng import Stream
-from priory.core.struct import replace
+from priory.core.struct import replace, struct
 from priory.deploy.wire import pack, unpack
 from priory.engine import devices
-from priory.engine.cohort import Participation
+from priory.engine import rounds as rounds_module
+from priory.engine.cohort import Participation, Slots
 from priory.engine.rounds import AXIS, Plan, Record, blank_record, run_block
 from priory.fed import channel as uplink
 from priory.fed import schedule, screen
@@ -25,7 +26,25 @@ from tests.methods.problems import ALL_METHODS, COUNTS, METHODS, a_round_of, tin
 
 TASK, SHARDS, ROOT = tiny_task(), tiny_shards(), rng.root(11)
 SCHEDULES = (schedule.parse("step-size=step:0.5@0.5"),)
-CHANNEL = TopK(0.5)
+
+
+@struct
+class Warm:
+    """A channel whose memory does not start at zero, and which sends half of the numbers."""
+
+    inner: TopK = TopK(0.5)
+
+    def check(self) -> None:
+        self.inner.check()
+
+    def init(self, payload: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.01), payload)
+
+    def send(self, payload: Any, memory: Any, key: Any) -> tuple[Any, Any, Any]:
+        return self.inner.send(payload, memory, key)
+
+
+CHANNEL = Warm()
 # One worker takes all laws of a method, so that its compiled round is shared.
 every_method = pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in ALL_METHODS])
 
@@ -40,9 +59,14 @@ def method_of(name: str) -> Any:
     return replace(METHODS[name](), optimiser=Optimiser("sgd", 0.05, momentum=0.9), work=Work(epochs=2, batch_size=3))
 
 
+@jax.jit
+def _round(method: Any) -> tuple[Any, Message]:
+    return a_round_of(method, TASK, SHARDS)
+
+
 @cache
 def round_of(name: str) -> tuple[Any, Message]:
-    return jax.jit(lambda method: a_round_of(method, TASK, SHARDS))(method_of(name))
+    return _round(method_of(name))
 
 
 def aggregated(name: str, messages: Message) -> Any:
@@ -86,9 +110,12 @@ def test_a_stack_of_one_is_as_good_as_the_stack(name):
 
 @every_method
 def test_a_result_depends_on_the_client_and_not_on_its_place(name):
-    alone = simulated(name, rounds=1, mesh_size=1)[0]
-    apart = simulated(name, rounds=1, mesh_size=2)[0]
-    assert_close(apart, alone)
+    orders = [np.array([0, 1, 2]), np.array([2, 0, 1])]
+    results = [visited(method_of(name), jnp.asarray(order)) for order in orders]
+    by_client = [
+        jax.tree.map(lambda leaf, o=order: leaf[np.argsort(o)], r) for order, r in zip(orders, results, strict=True)
+    ]
+    assert_close(*by_client)
 
 
 @every_method
@@ -108,7 +135,7 @@ def test_simulator_and_wire_give_the_same_server(name):
     """Momentum, a schedule, a channel with memory, epochs, late enrolment, and a round that is asked twice."""
     if getattr(method_of(name), "pools", False):
         pytest.skip("pooled data do not travel as messages")
-    server, records = simulated(name, rounds=3, mesh_size=2)
+    server, records = simulated(name, rounds=3)
     behind_wire, states = over_the_wire(name, rounds=3)
     assert_close(behind_wire, server)
     assert set(states) == {0, 1, 2}, "all clients have taken part, one of them late"
@@ -118,12 +145,12 @@ def test_simulator_and_wire_give_the_same_server(name):
 
 @every_method
 def test_a_new_value_of_a_traced_hyper_parameter_compiles_nothing(name):
-    simulated(name, rounds=1, mesh_size=1)
+    simulated(name, rounds=1)
     before = run_block._cache_size()
     method = method_of(name)
     for path in schedule.traced_fields(method):
         method = schedule.put(method, path, schedule.get(method, path) * 0.5 + 0.001)
-    simulated(name, rounds=1, mesh_size=1, method=method)
+    simulated(name, rounds=1, method=method)
     assert run_block._cache_size() == before
 
 
@@ -158,8 +185,20 @@ def test_predictions_are_mixtures(name):
     np.testing.assert_allclose(jax.nn.logsumexp(predictive.log_weights, axis=0), np.zeros(batch), atol=1e-6)
 
 
-def plan_of(rounds: int, mesh_size: int) -> Plan:
-    mesh = Mesh(np.array(jax.devices()[:mesh_size]), (AXIS,))
+@every_method
+def test_no_hyper_parameter_touches_the_statistics(name):
+    """With a step size of 0 the weights stand still: what a penalty, prior or pull changed would be statistics."""
+    still = schedule.put(method_of(name), ("optimiser", "step_size"), 0.0)
+    pulled = still
+    for path in schedule.traced_fields(still):
+        if path != ("optimiser", "step_size"):
+            pulled = schedule.put(pulled, path, schedule.get(pulled, path) * 3 + 0.5)
+    sent = [trees.partition(_round(method)[1].payload, uplink.is_statistic)[0] for method in (still, pulled)]
+    assert_close(*sent, tolerance=0)
+
+
+def plan_of(rounds: int) -> Plan:
+    mesh = Mesh(np.array(jax.devices()[:2]), (AXIS,))
     return Plan(
         participation=Participation(len(COUNTS), 2, 2),
         rounds=rounds,
@@ -172,9 +211,21 @@ def plan_of(rounds: int, mesh_size: int) -> Plan:
     )
 
 
-def simulated(name: str, rounds: int, mesh_size: int, method: Any = None) -> tuple[Any, Record]:
+@jax.jit
+def visited(method: Any, order: Any) -> tuple[Record, Message]:
+    """Records and messages of all clients, visited in the given order."""
+    records = jax.tree.map(
+        lambda leaf: jnp.zeros((len(COUNTS), *leaf.shape), leaf.dtype), blank_record(method, TASK, CHANNEL, SHARDS)
+    )
+    slots = Slots(order, jnp.full(len(COUNTS), True), jnp.full(len(COUNTS), True))
+    down = method.broadcast(method.init(TASK, rng.key(ROOT, Stream.INIT)))
+    visit = partial(rounds_module._visit, plan_of(3), method, TASK, CHANNEL, down, SHARDS.of, ROOT, jnp.int32(1))
+    return rounds_module._work_through(visit, records, slots, chunk=1, stream=False)[:2]
+
+
+def simulated(name: str, rounds: int, method: Any = None) -> tuple[Any, Record]:
     """Server and records after some rounds of two of the three clients; every count of rounds shares a compilation."""
-    method, plan = method or method_of(name), plan_of(3, mesh_size)
+    method, plan = method or method_of(name), plan_of(3)
     record = blank_record(method, TASK, CHANNEL, SHARDS)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((4, *leaf.shape), leaf.dtype), record)
     records = devices.zeros_shared_out(shapes, plan.mesh)
@@ -187,7 +238,7 @@ def simulated(name: str, rounds: int, mesh_size: int, method: Any = None) -> tup
 
 def over_the_wire(name: str, rounds: int) -> tuple[Any, dict[int, Record]]:
     """The same federation with clients that hold only their own data and exchange packed messages."""
-    method, plan = method_of(name), plan_of(rounds, 1)
+    method, plan = method_of(name), plan_of(rounds)
     server = method.init(TASK, rng.key(ROOT, Stream.INIT))
     states: dict[int, Record] = {}
     shapes = blank_record(method, TASK, CHANNEL, SHARDS)
@@ -227,5 +278,6 @@ def _answer(method: Any, down: Any, record: Record, data: Any, client: Any, t: A
     shard = data.of(jnp.int32(0))
     state, message, _ = method.client_update(TASK, down, state, shard, rng.key(ROOT, Stream.CLIENT, t, client))
     key = rng.key(ROOT, Stream.CHANNEL, t, client)
-    message, memory, _ = uplink.transmit(CHANNEL, method, TASK, down, message, record.memory, key)
+    memory = trees.select(record.joined, record.memory, uplink.memory_of(CHANNEL, message.payload))
+    message, memory, _ = uplink.transmit(CHANNEL, method, TASK, down, message, memory, key)
     return Record(jnp.bool_(True), state, memory), screen.silence(message, screen.usable(message))

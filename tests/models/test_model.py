@@ -16,6 +16,10 @@ def make_fixed():
     return MLP((4,), 7)
 
 
+def takes_too_much(width, depth):
+    return MLP((width,) * depth, 3)
+
+
 def make_equinox(num_outputs, key):
     return eqx.nn.MLP(6, num_outputs, 4, 1, key=key)
 
@@ -103,6 +107,7 @@ def test_a_factory_is_imported_and_told_the_number_of_outputs_if_it_asks(name, n
         ("cnn:x", "positive whole numbers"),
         ("nowhere.module:factory", "cannot be imported .ModuleNotFoundError"),
         (f"{__name__}:absent", "cannot be imported .AttributeError"),
+        (f"{__name__}:takes_too_much", "cannot be built .TypeError"),
     ],
 )
 def test_a_bad_spec_ends_in_one_sentence(spec, sentence):
