@@ -37,7 +37,7 @@ wheel: $(INSTALLED) ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build --outdir dist .
 
 clean: ## remove what the targets above produced, environments included
-	rm -rf .venv .venv-torch build dist runs bench/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-torch build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find priory tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps are newer than what they were installed from, so nothing is installed twice.
@@ -50,7 +50,7 @@ $(INSTALLED): pyproject.toml
 	@touch $@
 
 # The other side of the benchmark lives apart, so that neither library's threads or versions touch the other.
-$(TORCH_INSTALLED): Makefile
+$(TORCH_INSTALLED):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "$(PYTHON) is missing or older than 3.11; set PYTHON=/path/to/python3.11 or newer."; exit 1; }
 	@test -x .venv-torch/bin/python || { echo "making .venv-torch"; $(PYTHON) -m venv .venv-torch; }

@@ -31,6 +31,7 @@ from priory import FedAvg, FedProx, Optimiser, Work  # noqa: E402
 HERE = Path(__file__).parent
 RESULTS = HERE / "accuracy"
 LAUNCHES = 3
+PARTS = ("global", "personal")
 
 
 def main() -> None:
@@ -116,9 +117,10 @@ def accuracy(options: argparse.Namespace) -> None:
         if options.again:
             for path in RESULTS.glob(f"{data}-{name}-*.json"):
                 path.unlink()
-        known = sum((RESULTS / f"{data}-{name}-{seed}.json").exists() for seed in range(options.seeds))
+        known = sum(_is_current(RESULTS / f"{data}-{name}-{seed}.json") for seed in range(options.seeds))
         cells = [_accuracy_cell(data, name, seed) for seed in range(options.seeds)]
-        both = {part: np.array([100 * cell[part]["accuracy"] for cell in cells]) for part in ("global", "personal")}
+        # As published: the mean over clients of the accuracy on each client's own test examples.
+        both = {part: np.array([100 * cell[part]["clients"]["mean"] for cell in cells]) for part in PARTS}
         text = ", ".join(
             f"{part} {v.mean():.2f} (sd {v.std(ddof=1) if len(v) > 1 else 0:.2f})" for part, v in both.items()
         )
@@ -129,7 +131,7 @@ def accuracy(options: argparse.Namespace) -> None:
 def _accuracy_cell(data: str, name: str, seed: int) -> dict[str, Any]:
     """The summary of one run; its file holds the command that makes it again."""
     path = RESULTS / f"{data}-{name}-{seed}.json"
-    if not path.exists():
+    if not _is_current(path):
         federation = priory.data.load(data).partition("shards:5", clients=100, seed=seed)
         optimiser, work = Optimiser(step_size=0.1, momentum=0.9), Work(epochs=1, batch_size=50)
         method = {"fedavg": FedAvg, "fedprox": FedProx}[name](optimiser=optimiser, work=work)
@@ -141,8 +143,14 @@ def _accuracy_cell(data: str, name: str, seed: int) -> dict[str, Any]:
             f"--validation 0 --eval-every 0 --seed {seed} --data-seed {seed}"
         )
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"command": command, **run.summary()}, indent=2) + "\n")
+        origin = {"command": command, "version": priory.__version__, "data_checksum": federation.checksum}
+        path.write_text(json.dumps({**origin, **run.summary()}, indent=2) + "\n")
     return json.loads(path.read_text())
+
+
+def _is_current(path: Path) -> bool:
+    """Whether a cell was measured with this version of the library."""
+    return path.exists() and json.loads(path.read_text()).get("version") == priory.__version__
 
 
 def _race(name: str, options: argparse.Namespace, method: Any, federation: Any, model: str, aim: str) -> None:

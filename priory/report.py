@@ -167,7 +167,7 @@ def comparison_tables(records: list[dict[str, Any]], num_seeds: int, width: int 
     return [*tables, paired]
 
 
-def tuning_table(settings: Sequence[dict[str, Any]], by: str, most: int = 10) -> Table:
+def tuning_table(settings: Sequence[dict[str, Any]], by: str, most: int) -> Table:
     """The best settings of a tuning, best first."""
     swept = list(settings[0]["values"])
     others = [name for name in settings[0]["scores"] if name != by]

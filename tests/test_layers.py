@@ -21,6 +21,7 @@ RANKS = {
     **dict.fromkeys(["report"], 7),
     "": 8,  # priory/__init__.py, which gathers the public names
     **dict.fromkeys(["cli"], 9),
+    **dict.fromkeys(["__main__"], 10),
 }
 SIDEWAYS = {("tune", "engine")}  # the only arrows allowed between layers of one rank
 

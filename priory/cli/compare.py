@@ -13,7 +13,7 @@ import tomli_w
 from priory import methods, report
 from priory.cli import federation, flags, progress, start
 from priory.cli.flags import Flag
-from priory.cli.run import DATA_GROUP, INTERRUPTED, RUN_GROUP, run_flags, settings_from
+from priory.cli.run import DATA_GROUP, INTERRUPTED, RUN_GROUP, free_path, run_flags, settings_from
 from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.engine import Settings, manifest, resume, simulate
@@ -146,7 +146,7 @@ def _run_all(cells: list[Cell], data: Federation, directory: Path) -> int:
             summaries.setdefault(cell.label, []).append(summary)
     records = report.compare(summaries)
     seeds = sorted({cell.settings.seed for cell in cells})
-    _write(records, cells, data, seeds, directory)
+    written = _write(records, cells, data, seeds, directory)
     for table in report.comparison_tables(records, len(seeds), console.width):
         console.print()
         console.print(table)
@@ -156,7 +156,7 @@ def _run_all(cells: list[Cell], data: Federation, directory: Path) -> int:
     console.print(
         "Bytes are per client and round; from NLL to the worst client, scores are those of the personal models."
     )
-    console.print(f"comparison: {directory}/comparison.json", markup=False, soft_wrap=True)
+    console.print(f"comparison: {written}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -195,10 +195,21 @@ def _is_finished(cell: Cell, data: Federation) -> bool:
 
 def _write(
     records: list[dict[str, Any]], cells: list[Cell], data: Federation, seeds: list[int], directory: Path
-) -> None:
+) -> Path:
+    """The file that the comparison was written to."""
     for record in records:
         record["runs"] = [
             {"seed": cell.settings.seed, "path": cell.path.name} for cell in cells if cell.label == record["label"]
         ]
     comparison = {"federation": data.describe(), "data": data.spec, "seeds": seeds, "methods": records}
-    write_atomically(directory / "comparison.json", json.dumps(comparison, indent=2) + "\n")
+    path = directory / "comparison.json"
+    if path.exists() and _asked(json.loads(path.read_text())) != _asked(comparison):
+        path = free_path(path)  # another comparison of runs in this directory is kept
+    write_atomically(path, json.dumps(comparison, indent=2) + "\n")
+    return path
+
+
+def _asked(comparison: dict[str, Any]) -> list[Any]:
+    """What a comparison was about."""
+    labels = [record["label"] for record in comparison["methods"]]
+    return [comparison["federation"], comparison["data"], comparison["seeds"], labels]

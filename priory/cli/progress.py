@@ -107,7 +107,7 @@ def counting(label: str) -> Iterator[Callable[[int, int], None]]:
 
 def _described(console: Console) -> TextColumn:
     """The label, cut short on a narrow terminal so that the numbers are not."""
-    most = 20 if console.width < NARROW else None
+    most = 16 if console.width < NARROW else None
     return TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=most))
 
 

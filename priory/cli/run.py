@@ -125,7 +125,9 @@ def free_path(path: Path) -> Path:
     number, candidate = 1, path
     while candidate.exists():
         number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
+        # Only a real ending is one: the name of a run may hold a dot, as in lam=0.3.
+        end = ".json" if path.suffix == ".json" else ""
+        candidate = path.with_name(f"{path.name.removesuffix(end)}-{number}{end}")
     return candidate
 
 

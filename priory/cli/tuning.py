@@ -30,6 +30,7 @@ OVER = Flag(
     (),
     "What is tried: zeta=1,3,10 or step-size=log:1e-3..1e-1:5 or mu=linear:0..1:5; repeat it for a grid.",
 )
+SHOWN = 10  # settings in the table
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,11 @@ def _tune(method: Any, axes: list[Axis], chosen: DataFlags, settings: Settings, 
     write_atomically(directory / "tuning.json", json.dumps(told_of, indent=2) + "\n")
     write_atomically(directory / "manifest.toml", tomli_w.dumps(table))
     console.print()
-    console.print(report.tuning_table(records, by))
+    console.print(report.tuning_table(records, by, most=SHOWN))
     console.print()
+    if len(records) > SHOWN:
+        rest = f"{SHOWN} of {len(records)} settings; all of them are in {directory}/tuning.json."
+        console.print(f"The best {rest}", markup=False, soft_wrap=True)
     console.print(
         f"Scores are means over seeds on {data.validation.total} validation rows; the test rows were not read. "
         f"The manifest of the best setting trains on the validation rows too (validation 0)."

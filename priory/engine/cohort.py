@@ -64,7 +64,7 @@ class Participation:
                     f"choose 1 to {self.num_clients}."
                 )
         if self.active < self.cohort:
-            raise UsageError(f"active={self.active} is smaller than cohort={self.cohort}; the cohort is a part of it.")
+            raise UsageError(f"active={self.active} is smaller than cohort={self.cohort}, a part of it; choose more.")
         if self.kind == "bernoulli" and self.active != self.cohort:
             raise UsageError(f"active={self.active} needs fixed participation; leave it out for bernoulli.")
 

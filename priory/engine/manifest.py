@@ -15,6 +15,7 @@ from priory.engine import settings
 from priory.engine.rounds import Plan
 from priory.engine.settings import Settings
 from priory.fed.method import Channel
+from priory.models.model import default_spec
 
 PACKAGES = ("priory", "jax", "flax", "optax", "numpy")
 
@@ -26,7 +27,7 @@ def write(
     own = None if methods.is_registered(method) else method
     given = {"method": own, "model": model, "channel": channel}
     return {
-        **describe(method, federation, chosen),
+        **describe(method, federation, chosen, has_model=model is not None),
         "given": {name: repr(value) for name, value in given.items() if value is not None},
         "environment": {
             "python": platform.python_version(),
@@ -39,8 +40,10 @@ def write(
     }
 
 
-def describe(method: Any, federation: Federation, chosen: Settings) -> dict[str, Any]:
-    """The tables of a manifest that decide what is run."""
+def describe(method: Any, federation: Federation, chosen: Settings, has_model: bool = False) -> dict[str, Any]:
+    """The tables of a manifest that decide what is run; a model chosen by default is named, since defaults change."""
+    if chosen.model is None and not has_model:
+        chosen = dataclasses.replace(chosen, model=default_spec(federation.input_shape, federation.num_classes or 1))
     return {
         "method": {"name": methods.name_of(method), **to_table(method)},
         "run": _without_none(dataclasses.asdict(chosen) | {"schedule": list(chosen.schedule)}),

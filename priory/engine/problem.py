@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from priory.core import rng
+from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.data import Federation
@@ -29,6 +29,8 @@ def task_of(federation: Federation, chosen: Settings, model: Any = None) -> Task
     if isinstance(likelihood, Gaussian) and likelihood.scale == "learned":
         network = WithScale(network)
     _check_outputs(network, shape, outputs + isinstance(network, WithScale))
+    if chosen.head is not None:
+        _check_head(network, shape, chosen.head)
     head = Head(chosen.head if chosen.head is not None else network.last_layer(shape))
     return Task(network, likelihood, shape, federation.num_clients, head)
 
@@ -47,6 +49,14 @@ def _likelihood(federation: Federation, chosen: Settings) -> tuple[Categorical |
             f"scale=column needs standard errors, which {federation.name} has not; give a number or learned."
         )
     return Gaussian(scale), 1
+
+
+def _check_head(network: Model, shape: tuple[int, ...], pattern: str) -> None:
+    """Raise when a head names no parameter."""
+    weights = jax.eval_shape(lambda key: network.init(key, shape), jax.eval_shape(rng.root, 0)).weights
+    paths = [trees.path_of(path) for path, _ in jax.tree_util.tree_flatten_with_path(weights)[0]]
+    if not any(Head(pattern)(path) for path in paths):
+        raise UsageError(f"head={pattern!r} matches no parameter of the model; choose among {', '.join(paths)}.")
 
 
 def _check_outputs(network: Model, shape: tuple[int, ...], outputs: int) -> None:

@@ -93,7 +93,7 @@ class PersonalModel:
         return Prediction(None, None, np.asarray(centre), np.sqrt(np.maximum(variance, 0)), (), predictive)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """What a simulation leaves: scores, server, and a personal model for every client.
 
@@ -129,6 +129,13 @@ class Run:
     train: Shards = field(repr=False)
     root: Key = field(repr=False)
     session: Any = field(repr=False)
+
+    def __repr__(self) -> str:
+        done = f"{self.name}, {self.completed} rounds on {self.federation.name}"
+        if self.personal is None:
+            return f"<Run {done}>"
+        name = "accuracy" if isinstance(self.personal, Scores) else "rmse"
+        return f"<Run {done}, personal {name} {getattr(self.personal, name):.3f}>"
 
     def client(self, client: int | str) -> PersonalModel:
         """The personal model of a client of the federation."""

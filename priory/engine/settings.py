@@ -9,6 +9,8 @@ from priory.engine.cohort import Participation
 from priory.fed import schedule
 from priory.fed.schedule import Schedule
 
+PARTICIPATION = ("fixed", "bernoulli")
+WEIGHTING = ("method", "uniform", "examples")
 WHOLE = (
     "rounds",
     "cohort",
@@ -64,6 +66,9 @@ class Settings:
         """Raise on a setting that this federation cannot have."""
         if self.rounds < 0:
             raise UsageError(f"rounds={self.rounds} is negative; choose 0 or more.")
+        for name, choice in (("participation", PARTICIPATION), ("weighting", WEIGHTING)):
+            if getattr(self, name) not in choice:
+                raise UsageError(f"{name}={getattr(self, name)!r} is unknown; choose {', '.join(choice)}.")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed={self.seed} is out of range; choose a whole number from 0 to 2^32 - 1.")
         for name in ("eval_clients", "client_batch"):
@@ -84,6 +89,10 @@ class Settings:
     def schedules(self, method: Any) -> tuple[Schedule, ...]:
         """The schedules, each checked to name a number of the method."""
         parsed = tuple(schedule.parse(text) for text in self.schedule)
+        fields = [one.field for one in parsed]
+        for name in fields:
+            if fields.count(name) > 1:
+                raise UsageError(f"{name.replace('_', '-')} has {fields.count(name)} schedules; give one.")
         for one in parsed:
             schedule.find(method, one.field)
             if one.field.startswith("finetune"):

@@ -18,7 +18,7 @@ from jax import Array
 from priory.core.errors import UsageError
 from priory.core.struct import struct
 
-__all__ = ["Head", "Model", "Params", "as_model", "default", "parse"]
+__all__ = ["Head", "Model", "Params", "as_model", "default", "default_spec", "parse"]
 
 PyTree = Any
 
@@ -131,7 +131,12 @@ def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model
 
 
 def default(input_shape: tuple[int, ...], num_outputs: int) -> Model:
-    """The model that suits the shape of the data.
+    """The model that suits the shape of the data, see `default_spec`."""
+    return parse(default_spec(input_shape, num_outputs), input_shape=input_shape, num_outputs=num_outputs)
+
+
+def default_spec(input_shape: tuple[int, ...], num_outputs: int) -> str:
+    """The name of the model that suits the shape of the data.
 
     Images of at least 16 by 16 pixels get the convolutional network, and other inputs one hidden layer: 64 units for up
     to 64 features, 256 above. Regression on up to 32 features is linear.
@@ -140,12 +145,10 @@ def default(input_shape: tuple[int, ...], num_outputs: int) -> Model:
     for size in input_shape:
         num_features *= size
     if len(input_shape) >= 2 and min(input_shape[:2]) >= 16:
-        spec = "cnn"
-    elif num_outputs == 1 and num_features <= 32:
-        spec = "linear"
-    else:
-        spec = "mlp:64" if num_features <= 64 else "mlp:256"
-    return parse(spec, input_shape=input_shape, num_outputs=num_outputs)
+        return "cnn"
+    if num_outputs == 1 and num_features <= 32:
+        return "linear"
+    return "mlp:64" if num_features <= 64 else "mlp:256"
 
 
 def _widths(spec: str, argument: str) -> tuple[int, ...]:

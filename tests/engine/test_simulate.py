@@ -6,7 +6,8 @@ import pytest
 from jax.sharding import Mesh
 
 import priory
-from priory.engine import devices
+from priory.core.errors import UsageError
+from priory.engine import devices, settings
 from priory.engine.rounds import AXIS
 
 METHODS = {
@@ -161,3 +162,32 @@ def test_a_directory_that_cannot_be_written_ends_in_a_sentence(simulate, tmp_pat
     (tmp_path / "file").write_text("")
     with pytest.raises(priory.UsageError, match="cannot be written"):
         simulate(out=tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("wrong", [{"participation": "often"}, {"weighting": "fair"}, {"rounds": 1.5}, {"seed": "one"}])
+def test_a_setting_that_is_no_choice_or_no_whole_number_is_refused(wrong):
+    name = next(iter(wrong))
+    with pytest.raises(UsageError, match=f"{name}="):
+        settings.make(wrong).check(3)
+
+
+def test_a_head_that_names_no_parameter_is_refused(federation):
+    with pytest.raises(priory.UsageError, match=r"head='nope' matches no parameter of the model; choose among Dense_0"):
+        priory.simulate(priory.FedRep(), federation, rounds=1, model="linear", head="nope")
+
+
+def test_two_schedules_of_one_number_are_refused(federation):
+    schedules = ("step-size=cosine", "step-size=linear")
+    with pytest.raises(priory.UsageError, match="step-size has 2 schedules; give one"):
+        priory.simulate(priory.FedAvg(), federation, rounds=1, schedule=schedules)
+
+
+def test_a_name_is_no_method(federation):
+    with pytest.raises(priory.UsageError, match="'fedavg' is no method"):
+        priory.simulate("fedavg", federation, rounds=1)
+
+
+def test_the_manifest_names_the_model_that_was_chosen_by_default(simulate, federation, tmp_path):
+    run = simulate(out=tmp_path / "run", model=None, rounds=0)
+    assert priory.store.RunDirectory(tmp_path / "run").manifest()["run"]["model"] == "mlp:64"
+    assert repr(run).startswith("<Run ditto, 0 rounds on arrays, personal accuracy 0.")
