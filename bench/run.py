@@ -4,7 +4,7 @@
     python bench/run.py --only fedavg overhead    some of it
 
 Rules: the machine should be idle (a busy core slows PyTorch's two threads far more than it slows XLA, so ratios taken
-under load flatter this project; the load is printed and a busy machine is called so). Best of several rounds, both
+under load flatter this project; a busy machine is called so). Best of several rounds, both
 sides alternating. Random pixels where only time is measured; accuracies come from real data in PRIORY_DATA.
 """
 
@@ -52,9 +52,9 @@ def main() -> None:
     if options.one_size is not None:
         print(json.dumps(_federation_of(options.one_size)))
         return
-    load = os.getloadavg()[0]
-    verdict = "busy, so the ratios below are not to be trusted" if load > 0.5 else "idle"
-    print(f"{os.cpu_count()} cores, load {load:.2f} ({verdict}), jax {jax.__version__}, {len(jax.devices())} devices")
+    busy = _busy_cores()
+    verdict = "so the ratios below are not to be trusted" if busy > 0.2 else "idle enough"
+    print(f"{os.cpu_count()} cores, {busy:.2f} of them busy before the start, {verdict}; jax {jax.__version__}")
     for name in options.only:
         works[name](options)
 
@@ -146,6 +146,20 @@ def _accuracy_cell(data: str, name: str, seed: int) -> dict[str, Any]:
         origin = {"command": command, "version": priory.__version__, "data_checksum": federation.checksum}
         path.write_text(json.dumps({**origin, **run.summary()}, indent=2) + "\n")
     return json.loads(path.read_text())
+
+
+def _busy_cores(seconds: float = 2.0) -> float:
+    """How many cores others use, measured over a moment in which this process sleeps."""
+    if not Path("/proc/stat").exists():
+        return os.getloadavg()[0]
+
+    def idle() -> float:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()
+        return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
+
+    before = idle()
+    time.sleep(seconds)
+    return max(0.0, (os.cpu_count() or 1) - (idle() - before) / seconds)
 
 
 def _is_current(path: Path) -> bool:
