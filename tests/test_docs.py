@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import priory
+from priory.cli.app import COMMANDS, main
 from priory.methods import REGISTRY
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +20,19 @@ def test_the_python_of_a_page_runs(page, monkeypatch, capsys):
     code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
     exec(compile(code, str(page), "exec"), {"__name__": "__page__"})
     assert capsys.readouterr().out.strip(), "an example prints something worth seeing"
+
+
+def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
+    """As they stand, but for the number of rounds and a model that compiles fast."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "README.md").read_text()
+    commands = re.findall(r"^\$ priory ([^#\n]*)", text, re.MULTILINE)
+    assert {command.split()[0] for command in commands} == set(COMMANDS)
+    for command in commands:
+        short = re.sub(r" --rounds \d+", "", command).split()
+        if short[0] in ("run", "compare", "tune") and not short[1].endswith(".toml"):
+            short += ["--rounds", "1", "--model", "linear"]
+        assert main(short) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

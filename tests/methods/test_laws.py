@@ -45,8 +45,17 @@ class Warm:
 
 
 CHANNEL = Warm()
-# One worker takes all laws of a method, so that its compiled round is shared.
-every_method = pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in ALL_METHODS])
+
+
+def over(names: list[str]) -> pytest.MarkDecorator:
+    """One test a method; one worker takes all laws of a method, so that its compiled round is shared."""
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in names])
+
+
+every_method = over(ALL_METHODS)
+linear_methods = over([name for name in ALL_METHODS if METHODS[name]().linear])
+# Pooled data do not travel as messages.
+sending_methods = over([name for name in ALL_METHODS if not getattr(METHODS[name], "pools", False)])
 
 
 def assert_close(a: Any, b: Any, tolerance: float = 2e-6) -> None:
@@ -96,10 +105,8 @@ def test_a_round_without_messages_leaves_the_server(name):
     assert_close(aggregated(name, silent), server, tolerance=0)
 
 
-@every_method
+@linear_methods
 def test_a_stack_of_one_is_as_good_as_the_stack(name):
-    if not method_of(name).linear:
-        pytest.skip("only linear methods promise it")
     _, messages = round_of(name)
     mean = trees.weighted_mean(
         messages.payload, messages.weight, otherwise=jax.tree.map(lambda x: x[0], messages.payload)
@@ -130,11 +137,9 @@ def test_what_travels_survives_the_wire(name):
         assert_close(unpack(pack(tree), like), tree, tolerance=0)
 
 
-@every_method
+@sending_methods
 def test_simulator_and_wire_give_the_same_server(name):
     """Momentum, a schedule, a channel with memory, epochs, late enrolment, and a round that is asked twice."""
-    if getattr(method_of(name), "pools", False):
-        pytest.skip("pooled data do not travel as messages")
     server, records = simulated(name, rounds=3)
     behind_wire, states = over_the_wire(name, rounds=3)
     assert_close(behind_wire, server)
