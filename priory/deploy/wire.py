@@ -16,9 +16,14 @@ Tree = TypeVar("Tree")
 
 
 def pack(tree: Any) -> dict[str, np.ndarray]:
-    """The leaves of a tree by their paths."""
+    """The leaves of a tree by their paths; raises when two of them would share a name."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {path_of(path): np.asarray(leaf) for path, leaf in leaves}
+    packed = {path_of(path): np.asarray(leaf) for path, leaf in leaves}
+    if len(packed) != len(leaves):
+        names = [path_of(path) for path, _ in leaves]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise UsageError(f"Two parts of the message are named {', '.join(twice)}; rename one of them.")
+    return packed
 
 
 def unpack(packed: dict[str, np.ndarray], like: Tree) -> Tree:
