@@ -209,7 +209,7 @@ def _scores_of(session: Session, cells: list[Cell], told: Callable[[int], None])
         jax.block_until_ready(server)
         told(stop)
     num = session.federation.num_clients
-    ids = devices.shared_out(np.resize(np.arange(num), -(-num // plan.hands) * plan.hands), mesh)
+    ids = devices.shared_out(np.resize(np.arange(num), plan.rows(num)), mesh)
     t = devices.everywhere(np.int32(session.settings.rounds), mesh)
     tallies = _tally_cells(stacked, task, session.train, session.test, roots, t, server, records, ids, plan=plan)
     host = jax.tree.map(lambda leaf: leaf[:, :num], devices.to_host(tallies, mesh))
@@ -270,7 +270,7 @@ def _tally_cells(
 
 def _no_records(session: Session, num_cells: int) -> Record:
     plan = session.plan
-    rows = -(-session.task.num_clients // plan.hands) * plan.hands
+    rows = plan.rows(session.task.num_clients)
 
     @partial(jax.jit, out_shardings=NamedSharding(plan.mesh, P(None, AXIS)))
     def make() -> Record:

@@ -12,8 +12,9 @@ import tomli_w
 
 from priory import methods, report
 from priory.cli import federation, flags, progress, start
+from priory.cli.app import INTERRUPTED
 from priory.cli.flags import Flag
-from priory.cli.run import DATA_GROUP, INTERRUPTED, RUN_GROUP, free_path, run_flags, settings_from
+from priory.cli.run import DATA_GROUP, RUN_GROUP, free_path, run_flags, settings_from
 from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.engine import Settings, manifest, resume, simulate
@@ -164,12 +165,13 @@ def _summary(cell: Cell, data: Federation, stop: progress.Interrupt, label: str)
     """What the run ended with, made, finished or only loaded; None if it was stopped before."""
     if _is_finished(cell, data):
         return RunDirectory(cell.path).summary()
-    options = {field.name: getattr(cell.settings, field.name) for field in dataclasses.fields(cell.settings)}
     with progress.watching(label) as watcher:
         if (cell.path / "manifest.toml").exists():
             run = resume(cell.path, federation=data, listener=watcher, stop=stop)
         else:
-            run = simulate(cell.method, data, out=cell.path, listener=watcher, stop=stop, **options)
+            run = simulate(
+                cell.method, data, out=cell.path, listener=watcher, stop=stop, **dataclasses.asdict(cell.settings)
+            )
     return run.summary() if run.completed == cell.settings.rounds else None
 
 

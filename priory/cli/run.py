@@ -10,13 +10,13 @@ from typing import Any
 
 from priory import methods, report
 from priory.cli import federation, flags, progress, start
+from priory.cli.app import INTERRUPTED
 from priory.cli.flags import Flag
 from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.engine import Run, Settings, manifest, resume, simulate
 from priory.store import RunDirectory, read_manifest
 
-INTERRUPTED = 130
 METHOD_GROUP = "Hyper-parameters of the method, its optimiser and its local work."
 DATA_GROUP = "The federation."
 RUN_GROUP = "How the federation is run."
@@ -161,9 +161,8 @@ def _simulate(method: Any, data: Federation, settings: Settings, out: str | None
     name = methods.name_of(method)
     path = Path(out) if out else free_path(Path("runs") / f"{name}-{Path(data.name).stem}-s{settings.seed}")
     report.console().print(f"{name} on {data.describe()}", markup=False, soft_wrap=True)
-    options = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     with progress.interruptible() as stop, progress.watching(name) as watcher:
-        finished = simulate(method, data, out=path, listener=watcher, stop=stop, **options)
+        finished = simulate(method, data, out=path, listener=watcher, stop=stop, **dataclasses.asdict(settings))
     return conclude(finished)
 
 

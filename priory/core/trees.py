@@ -54,6 +54,11 @@ def select(condition: Array, a: Tree, b: Tree) -> Tree:
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
 
 
+def zeros(shapes: Tree) -> Tree:
+    """Zeros of the shapes and types of a tree of arrays, or of what `jax.eval_shape` gives."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
 def either(condition: Array, yes: Callable[[], Tree], no: Callable[[], Tree], *, batched: bool) -> Tree:
     """The result of one of two functions; under a `vmap` (`batched`) both are computed, as it would do with a `cond`.
 

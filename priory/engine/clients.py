@@ -31,7 +31,7 @@ class Resident:
 
     def __init__(self, record: Any, num_clients: int, plan: Plan, store: RecordStore | None) -> None:
         self._plan, self._store = plan, store
-        rows = -(-num_clients // plan.hands) * plan.hands
+        rows = plan.rows(num_clients)
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), record)
         self.records: Record = devices.zeros_shared_out(shapes, plan.mesh)
         self._touched = np.zeros(num_clients, bool)

@@ -4,14 +4,13 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from priory.core import rng
+from priory.core import rng, trees
 from priory.core.rng import Key
 from priory.data import Federation, Split
 from priory.engine.rounds import AXIS
@@ -48,7 +47,7 @@ def zeros_shared_out(shapes: Any, mesh: Mesh) -> Any:
 
     @partial(jax.jit, out_shardings=NamedSharding(mesh, P(AXIS)))
     def make() -> Any:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return trees.zeros(shapes)
 
     return make()
 

@@ -100,6 +100,10 @@ class Plan:
         step = self.hands * self.chunk
         return -(-self.participation.capacity // step) * step
 
+    def rows(self, num: int) -> int:
+        """Rows that hold `num` clients, shared out evenly over the devices."""
+        return -(-num // self.hands) * self.hands
+
 
 @partial(jax.jit, static_argnames="plan", donate_argnames=("server", "records"))
 def run_block(
@@ -254,9 +258,10 @@ def _work_through(
     visit: Visit, records: Record, slots: Slots, chunk: int, stream: bool
 ) -> tuple[Record, Message, Info, Array]:
     """Every place of this device visited, `chunk` at a time; messages stacked, or streamed into a sum of one."""
+    first = jax.tree.map(lambda leaf: leaf[0], (records, slots))
+    nobody = trees.zeros(jax.eval_shape(visit, *first)[1:])
 
     def place(record: Record, slot: Slots) -> tuple[Record, Message, Info, Array]:
-        nobody = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(visit, record, slot)[1:])
         return trees.either(slot.filled, lambda: visit(record, slot), lambda: (record, *nobody), batched=chunk > 1)
 
     def group(total: Message | None, members: tuple[Record, Slots]) -> tuple[Message | None, tuple]:
@@ -271,11 +276,7 @@ def _work_through(
         return total, (record, None, info, status)
 
     grouped = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), (records, slots))
-    total = None
-    if stream:
-        first = jax.tree.map(lambda leaf: leaf[0], (records, slots))
-        payload = jax.eval_shape(visit, *first)[1].payload
-        total = Message(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), payload), jnp.float32(0))
+    total = Message(nobody[0].payload, jnp.float32(0)) if stream else None
     total, visited = lax.scan(group, total, grouped)
     records, messages, info, status = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), visited)
     return records, messages if total is None else total, info, status
