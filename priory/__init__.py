@@ -7,6 +7,7 @@ from priory.fed.local import Optimiser, Work
 from priory.methods.ditto import Ditto
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
+from priory.methods.fedhb_niw import FedHBNIW
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.local import Local
@@ -18,6 +19,7 @@ __all__ = [
     "Ditto",
     "FedAvg",
     "FedBABU",
+    "FedHBNIW",
     "FedProx",
     "FedRep",
     "Listener",

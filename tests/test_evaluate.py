@@ -24,7 +24,7 @@ ROOT = rng.root(0)
 def task(outputs: int = 3) -> Task:
     likelihood = Categorical(outputs) if outputs > 1 else Gaussian(0.5)
     model = parse("linear", input_shape=(2,), num_outputs=outputs)
-    return Task(model, likelihood, (2,), 4, Head(model.last_layer((2,))))
+    return Task(model, likelihood, (2,), 4, 40, Head(model.last_layer((2,))))
 
 
 def shard(count: int = NUM, classes: int | None = 3, start: int = 3) -> Shard:

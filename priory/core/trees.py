@@ -78,21 +78,28 @@ def num_bytes(a: PyTree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(a))
 
 
-def weighted_sum(stacked: Tree, weight: Array) -> Tree:
-    """Σ_k weight_k · leaf_k over the leading axis; a member of weight 0 adds nothing, whatever it holds."""
+def weighted_sum(stacked: PyTree, weight: Array, of: Callable[[PyTree], Tree] = lambda member: member) -> Tree:
+    """Σ_k weight_k · of(member k) over the leading axis; a member of weight 0 adds nothing, whatever it holds.
 
-    def one(leaf: Array) -> Array:
-        by_member = weight.reshape((-1,) + (1,) * (leaf.ndim - 1))
-        return jnp.sum(jnp.where(by_member > 0, by_member * leaf, 0), axis=0)  # 0 · NaN is NaN: `where` first
+    A running sum over members: on a CPU, XLA's own reduction over the leading axis takes ten times as long.
+    """
 
-    return jax.tree.map(one, stacked)
+    def term(k: Array | int) -> Tree:
+        member = jax.tree.map(lambda leaf: leaf[k], stacked)
+        # 0 · NaN is NaN: `where` first.
+        return jax.tree.map(lambda value: jnp.where(weight[k] > 0, weight[k] * value, 0), of(member))
+
+    start = zeros(jax.eval_shape(lambda: term(0)))
+    return jax.lax.fori_loop(0, weight.shape[0], lambda k, total: add(total, term(k)), start)
 
 
-def weighted_mean(stacked: Tree, weight: Array, otherwise: Tree) -> Tree:
-    """Σ_k w_k leaf_k / Σ_k w_k over the leading axis, or `otherwise` when all weights are 0."""
+def weighted_mean(
+    stacked: PyTree, weight: Array, otherwise: Tree, of: Callable[[PyTree], Tree] = lambda member: member
+) -> Tree:
+    """Σ_k w_k of(member k) / Σ_k w_k over the leading axis, or `otherwise` when all weights are 0."""
     total = jnp.sum(weight)
     share = weight / jnp.where(total > 0, total, 1.0)
-    return select(total > 0, weighted_sum(stacked, share), otherwise)
+    return select(total > 0, weighted_sum(stacked, share, of), otherwise)
 
 
 def partition(tree: PyTree, is_first: Callable[[str], bool]) -> tuple[PyTree, PyTree]:

@@ -32,7 +32,8 @@ def task_of(federation: Federation, chosen: Settings, model: Any = None) -> Task
     if chosen.head is not None:
         _check_head(network, shape, chosen.head)
     head = Head(chosen.head if chosen.head is not None else network.last_layer(shape))
-    return Task(network, likelihood, shape, federation.num_clients, head)
+    num = federation.num_clients
+    return Task(network, likelihood, shape, num, int(federation.train.count[:num].sum()), head)
 
 
 def _likelihood(federation: Federation, chosen: Settings) -> tuple[Categorical | Gaussian, int]:

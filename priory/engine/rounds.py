@@ -271,7 +271,7 @@ def _work_through(
             record, message, info, status = jax.vmap(place)(*members)
         if total is None:
             return None, (record, message, info, status)
-        weighted = trees.weighted_sum(message.payload, message.weight)
+        weighted: Any = trees.weighted_sum(message.payload, message.weight)
         total = Message(trees.add(total.payload, weighted), total.weight + jnp.sum(message.weight))
         return total, (record, None, info, status)
 

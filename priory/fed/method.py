@@ -32,6 +32,7 @@ from jax import Array
 from priory.core.rng import Key
 from priory.core.struct import static, struct
 from priory.fed.shard import Batch, Shard
+from priory.models import columns
 from priory.models.likelihood import Likelihood
 from priory.models.model import Model, Params
 
@@ -42,6 +43,7 @@ Up = TypeVar("Up")
 Post = TypeVar("Post")
 Memory = TypeVar("Memory")
 DownIn = TypeVar("DownIn", contravariant=True)
+UpIn = TypeVar("UpIn", contravariant=True)
 PostIn = TypeVar("PostIn", contravariant=True)
 PostOut = TypeVar("PostOut", covariant=True)
 Info = dict[str, Array]
@@ -56,6 +58,7 @@ class Task:
         likelihood: p(y | outputs).
         input_shape: Shape of one input.
         num_clients: N, the clients that take part (newcomers not counted).
+        num_examples: |D|, the training examples of all of them together.
         is_head: Which parameter paths belong to the head; by default the last layer.
         public: Unlabelled inputs known to all, or None.
     """
@@ -64,6 +67,7 @@ class Task:
     likelihood: Likelihood = static()
     input_shape: tuple[int, ...] = static()
     num_clients: int = static()
+    num_examples: int = static()
     is_head: Callable[[str], bool] = static()
     public: Array | None = None
 
@@ -71,10 +75,16 @@ class Task:
         """Freshly drawn parameters."""
         return self.model.init(key, self.input_shape)
 
-    def nll(self, params: Params, batch: Batch, key: Key | None = None) -> tuple[Array, Any]:
-        """The mean negative log-likelihood of the rows that count, and the new statistics; a key means training."""
+    def nll(self, params: Params, batch: Batch, key: Key | None = None, masks: Any = None) -> tuple[Array, Any]:
+        """The mean negative log-likelihood of the rows that count, and the new statistics.
+
+        A key means training; masks say which columns of the weights stay (see `models.columns`).
+        """
         assert batch.y is not None, "unlabelled data have no likelihood"
-        outputs, stats = self.model.apply(params, batch.x, key=key)
+        if masks is None:
+            outputs, stats = self.model.apply(params, batch.x, key=key)
+        else:
+            outputs, stats = columns.apply_without(self.model, params, masks, batch.x, key=key)
         log_prob = self.likelihood.log_prob(outputs, batch.y, batch.scale)
         return -jnp.sum(batch.mask * log_prob) / jnp.maximum(jnp.sum(batch.mask), 1.0), stats
 
@@ -164,6 +174,17 @@ class Reference(Protocol[DownIn, Up]):
     """Optional: what a client that learned nothing would send; zeros if a method does not say."""
 
     def reference(self, task: Task, down: DownIn, payload: Up) -> Up: ...
+
+
+@runtime_checkable
+class Evidence(Protocol[DownIn, UpIn]):
+    """Optional: the method raises a lower bound on log p(D), which is `server_evidence` + Σ_k `client_evidence`."""
+
+    def server_evidence(self, task: Task, down: DownIn) -> Array:
+        """−KL(q(φ) ‖ p(φ)) in nats, with every constant."""
+
+    def client_evidence(self, task: Task, down: DownIn, payload: UpIn, data: Shard, key: Key) -> Array:
+        """E log p(D_k | θ_k) − E KL(q_k ‖ p(θ_k | φ)) in nats, for the q_k that the payload tells; the key draws θ_k."""
 
 
 class Channel(Protocol[Up, Memory]):

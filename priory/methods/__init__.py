@@ -7,6 +7,7 @@ from priory.core.errors import UsageError
 from priory.methods.ditto import Ditto
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
+from priory.methods.fedhb_niw import FedHBNIW
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.local import Local
@@ -20,6 +21,7 @@ REGISTRY: dict[str, type[Any]] = {
     "fedbabu": FedBABU,
     "fedrep": FedRep,
     "ditto": Ditto,
+    "fedhb-niw": FedHBNIW,
 }
 
 

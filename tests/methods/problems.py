@@ -34,7 +34,7 @@ class Tiny(nn.Module):
 def tiny_task(num_clients: int = len(COUNTS)) -> Task:
     """Three classes, inputs of five features."""
     model = Linen(Tiny())
-    return Task(model, Categorical(3), (5,), num_clients, Head(model.last_layer((5,))))
+    return Task(model, Categorical(3), (5,), num_clients, sum(COUNTS), Head(model.last_layer((5,))))
 
 
 def tiny_shards(counts: tuple[int, ...] = COUNTS, seed: int = 0) -> Shards:
@@ -75,9 +75,9 @@ class Location:
         return hash(Location)
 
 
-def quadratic_task(num_clients: int = 2) -> Task:
+def quadratic_task(num_clients: int = 2, num_examples: int = 8) -> Task:
     """NLL(θ) = ½(y − body − head)² + constant: every optimum is known."""
-    return Task(Location(), Gaussian(1.0), (1,), num_clients, Head("head"))
+    return Task(Location(), Gaussian(1.0), (1,), num_clients, num_examples, Head("head"))
 
 
 def constant_shards(*centres: float, counts: tuple[int, ...] | None = None) -> Shards:

@@ -18,7 +18,7 @@ from jax import Array
 
 from priory.core import rng, trees
 from priory.core.rng import Key
-from priory.core.struct import struct
+from priory.core.struct import replace, struct
 from priory.fed.method import Divergence, Draws, Info, Message, Method, Population, Predictive, Task, point
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
@@ -483,7 +483,7 @@ _drawn: Draws[Samples] = FedPop()
 @pytest.mark.parametrize("method", [FedBE(), Scaffold(), KNNPer()], ids=lambda method: type(method).__name__)
 def test_the_strained_methods_go_through_every_verb(method: Any) -> None:
     task, shards = tiny_task(), tiny_shards()
-    task = Task(task.model, task.likelihood, task.input_shape, task.num_clients, task.is_head, jnp.ones((6, 5)))
+    task = replace(task, public=jnp.ones((6, 5)))
 
     def life(key: Key) -> tuple[Any, Any, Predictive]:
         server = method.init(task, key)

@@ -1,0 +1,97 @@
+"""Dropout of columns: everything that leaves one input unit of a layer, gone or there for a whole minibatch.
+
+A column runs along the last axis of a kernel, dense or convolutional, at one place of the axis before it. Biases and
+other vectors have none. Nothing is divided by the probability: as a posterior (Gal and Ghahramani, Dropout as a
+Bayesian Approximation, ICML 2016, arXiv:1506.02142) a dropped column sits at zero.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from priory.core import trees
+from priory.models.linen import Linen
+from priory.models.model import Model, Params
+
+Weights = Any
+
+
+def keep_probabilities(weights: Weights, keep: Array | float) -> Weights:
+    """The probability that a column of each leaf stays: `keep`, or 1 where there are none."""
+    return jax.tree.map(lambda leaf: jnp.float32(keep) if _has_columns(leaf) else jnp.float32(1), weights)
+
+
+def draw_masks(key: Array, weights: Weights, keep: Array | float) -> Weights:
+    """Which columns stay, (columns,) for each kernel and None for what has none."""
+    leaves, structure = jax.tree.flatten(weights)
+    drawn = [
+        jax.random.bernoulli(jax.random.fold_in(key, i), keep, (leaf.shape[-2],)) if _has_columns(leaf) else None
+        for i, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, drawn)
+
+
+def drop(weights: Weights, masks: Weights) -> Weights:
+    """The weights with the columns that do not stay at zero."""
+
+    def one(leaf: Array | None, mask: Array | None) -> Array | None:
+        return leaf if leaf is None or mask is None else jnp.where(mask[:, None], leaf, 0)
+
+    return jax.tree.map(one, weights, masks, is_leaf=lambda leaf: leaf is None)
+
+
+def apply_without(
+    model: Model, params: Params, masks: Weights, x: Array, *, key: Array | None = None
+) -> tuple[Array, Any]:
+    """The outputs and statistics of the network without the dropped columns.
+
+    A dense or convolutional Linen layer gets its input with those units at zero, which is the same and cheaper than a
+    copy of the kernel; whatever else has columns is copied.
+    """
+    if not isinstance(model, Linen):
+        return model.apply(Params(drop(params.weights, masks), params.stats), x, key=key)
+    at_input = _layers(model, x.shape[1:])
+    flat = {
+        trees.path_of(path): mask
+        for path, mask in jax.tree_util.tree_flatten_with_path(masks)[0]
+    }  # fmt: skip
+    early = {name: flat[f"{name}/kernel"] for name in at_input if f"{name}/kernel" in flat}
+    _, late = trees.partition(masks, lambda path: path.removesuffix("/kernel") in early)
+    with nn.intercept_methods(functools.partial(_silence_inputs, early)):
+        return model.apply(Params(drop(params.weights, late), params.stats), x, key=key)
+
+
+def _silence_inputs(
+    masks: dict[str, Array], next_fun: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
+) -> Any:
+    mask = masks.get("/".join(context.module.path))
+    if context.method_name != "__call__" or mask is None:
+        return next_fun(*args, **kwargs)
+    x, *others = args
+    return next_fun(jnp.where(mask.reshape((1,) * (x.ndim - 1) + mask.shape), x, 0), *others, **kwargs)
+
+
+@functools.lru_cache(maxsize=64)
+def _layers(model: Linen, input_shape: tuple[int, ...]) -> frozenset[str]:
+    """The paths of the layers whose kernel has a column for each unit of the last axis of their first argument."""
+    found: set[str] = set()
+
+    def record(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        module = context.module
+        plain = type(module) is nn.Dense or (type(module) is nn.Conv and module.feature_group_count == 1)
+        if context.method_name == "__call__" and plain and args:
+            found.add("/".join(module.path))
+        return next_fun(*args, **kwargs)
+
+    with nn.intercept_methods(record):
+        jax.eval_shape(lambda key: model.init(key, input_shape), jax.eval_shape(lambda: jax.random.key(0)))
+    return frozenset(found)
+
+
+def _has_columns(leaf: Array) -> bool:
+    return jnp.ndim(leaf) >= 2
