@@ -2,11 +2,12 @@
 
 from priory import data
 from priory.core.errors import UsageError
-from priory.engine import Listener, PersonalModel, Prediction, Run, Settings, load, resume, simulate
+from priory.engine import Elbo, Listener, PersonalModel, Prediction, Run, Settings, load, resume, simulate
 from priory.fed.local import Optimiser, Work
 from priory.methods.ditto import Ditto
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
+from priory.methods.fedhb_mixture import FedHBMixture
 from priory.methods.fedhb_niw import FedHBNIW
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
@@ -17,8 +18,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Ditto",
+    "Elbo",
     "FedAvg",
     "FedBABU",
+    "FedHBMixture",
     "FedHBNIW",
     "FedProx",
     "FedRep",

@@ -1,6 +1,7 @@
 """Personal, global and newcomer evaluation of any method: personalise → predict → score, one client after another.
 
-The whole path is one mapped function that returns sums, so no posterior is ever stacked over clients.
+The whole path is one mapped function that returns sums, so no posterior is ever stacked over clients. The evidence of a
+method that bounds log p(D) goes the same way.
 """
 
 from functools import partial
@@ -81,6 +82,50 @@ def tally_clients(
     spec = (P(),) * 8 + (P(axis),) * 3
     mapped = jax.shard_map(device, mesh=mesh, in_specs=spec, out_specs=P(axis), check_vma=False)
     return mapped(method, settled, task, down, train, held, root, t, ids, joined, clients)
+
+
+@partial(jax.jit, static_argnames=("mesh", "batch"))
+def evidence_of_clients(
+    settled: Any,
+    task: Task,
+    down: Any,
+    train: Shards,
+    root: Key,
+    t: Array,
+    ids: Array,
+    joined: Array,
+    clients: Any,
+    *,
+    mesh: Mesh,
+    batch: int = 1,
+) -> Array:
+    """The evidence of each client in nats, (clients,), their states stacked and shared out over the devices.
+
+    Everybody's q_k is what one `client_update` from the final broadcast tells, its message sent nowhere: a client that
+    missed the last round is treated as one that did not, and the bound holds for any q_k.
+    """
+
+    def device(settled, task, down, train, root, t, ids, joined, clients):  # type: ignore[no-untyped-def]
+        def one(place: tuple[Array, Array, Any]) -> Array:
+            client_id, has_joined, client = place
+            key_update, key_evidence = jax.random.split(rng.key(root, Stream.EVIDENCE, t, client_id))
+            data = train.of(client_id)
+            client = current_client(settled, task, down, root, client_id, has_joined, client, batched=batch > 1)
+            _, message, _ = settled.client_update(task, down, client, data, key_update)
+            return settled.client_evidence(task, down, message.payload, data, key_evidence)
+
+        return lax.map(one, (ids, joined, clients), batch_size=batch if batch > 1 else None)
+
+    axis = mesh.axis_names[0]
+    spec = (P(),) * 6 + (P(axis),) * 3
+    mapped = jax.shard_map(device, mesh=mesh, in_specs=spec, out_specs=P(axis), check_vma=False)
+    return mapped(settled, task, down, train, root, t, ids, joined, clients)
+
+
+@jax.jit
+def evidence_of_server(settled: Any, task: Task, down: Any) -> Array:
+    """The evidence that belongs to no client, −KL(q(φ) ‖ p(φ)) in nats."""
+    return settled.server_evidence(task, down)
 
 
 def current_client(

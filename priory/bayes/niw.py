@@ -3,7 +3,8 @@
     NIW(μ, Σ; m, V, l, n) = N(μ; m, Σ/l) · IW(Σ; V, n)
 
 `dim` is the size of the covariance: all d weights together (one Σ, of which V is the diagonal of the scale), or 1,
-which makes d independent variances. Equation numbers are those of FedHB (Kim and Hospedales, arXiv:2305.04979), appendix B.
+which makes d independent variances. Equation numbers are those of FedHB (Kim and Hospedales, arXiv:2305.04979),
+appendix B.
 """
 
 import math
@@ -105,16 +106,18 @@ def kl(q: NIW, p: NIW) -> Array:
     assert q.dim == p.dim, "both must be joint or both factorised"
     num, blocks = size(q.mean), size(q.mean) // q.dim
     half_q, half_p = q.dof / 2, p.dof / 2
-    # Γ_dim(n/2) and ψ are differences of huge numbers where dim is large: summed as float64, before any tracing.
+    # Differences of huge numbers where dim is large: the constants are summed as float64, before any tracing, and the
+    # scales are compared by the precisions n V⁻¹ that they make, which differ little.
     normaliser = _log_gamma(half_p, q.dim) - _log_gamma(half_q, q.dim)
     normaliser += (half_q - half_p) * np.sum(digamma((q.dof - np.arange(q.dim)) / 2))
-    constant = blocks * normaliser - half_q * num + 0.5 * num * (p.strength / q.strength - 1)
+    constant = blocks * normaliser + num * (half_p * (1 + math.log(q.dof / p.dof)) - half_q)
+    constant += 0.5 * num * (p.strength / q.strength - 1)
     constant += 0.5 * num * math.log(q.strength / p.strength)
 
     def one(m: Array, v: Array, m_p: Array, v_p: Array) -> Array:
-        ratio = v_p / v
+        excess = (q.dof / p.dof * v_p - v) / v
         pull = p.strength * q.dof * (m_p - m) ** 2 / v  # eq. (55)
-        return jnp.sum(q.dof * ratio - p.dof * jnp.log(ratio) + pull)  # eq. (53)
+        return jnp.sum(p.dof * (excess - jnp.log1p(excess)) + pull)  # eq. (53)
 
     varying = sum(jax.tree.leaves(jax.tree.map(one, q.mean, q.scale, p.mean, p.scale)))
     return jnp.float32(constant) + 0.5 * varying

@@ -76,6 +76,12 @@ def _resume(argv: Sequence[str]) -> int:
     return run.resume_command(argv)
 
 
+def _elbo(argv: Sequence[str]) -> int:
+    from priory.cli import elbo
+
+    return elbo.elbo(argv)
+
+
 def _methods(argv: Sequence[str]) -> int:
     from priory.cli import listings
 
@@ -93,6 +99,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "compare": ("train several methods on the same federation and print one table", _compare),
     "tune": ("choose hyper-parameters on validation splits", _tune),
     "resume": ("go on with a run from its last checkpoint", _resume),
+    "elbo": ("bound the evidence of a run from below, where its method can", _elbo),
     "methods": ("list the methods: paper, what stays on the client, what travels", _methods),
     "datasets": ("list the data sets", _datasets),
 }

@@ -24,6 +24,7 @@ class Stream(IntEnum):
     CHANNEL = 5
     EVALUATION = 6
     CHOICE = 7
+    EVIDENCE = 8
 
 
 def root(seed: int) -> Key:

@@ -175,9 +175,10 @@ def blank_record(method: Any, task: Task, channel: Channel | None, shards: Shard
     """The shapes of a client's record."""
 
     def first_contact(key: Key) -> tuple[Any, Any]:
-        down = method.broadcast(method.init(task, key))
-        client = method.enrol(task, down, key)
-        _, message, _ = method.client_update(task, down, client, shards.of(jnp.int32(0)), key)
+        key_init, key_enrol, key_client = jax.random.split(key, 3)
+        down = method.broadcast(method.init(task, key_init))
+        client = method.enrol(task, down, key_enrol)
+        _, message, _ = method.client_update(task, down, client, shards.of(jnp.int32(0)), key_client)
         return client, uplink.memory_of(channel, message.payload)
 
     client, memory = jax.eval_shape(first_contact, jax.eval_shape(rng.root, 0))

@@ -1,5 +1,6 @@
 """A finished run: its scores, its clients' personal models, and the way in for a client that never took part."""
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from priory.core.rng import Key, Stream
 from priory.data import Federation
 from priory.engine.settings import Settings
 from priory.evaluate import current_client, personal_posterior
-from priory.fed.method import Population, Predictive, Task
+from priory.fed.method import Evidence, Population, Predictive, Task
 from priory.fed.shard import Pool, Shard, Shards
 from priory.metrics import RegressionScores, Scores
 from priory.models.likelihood import Categorical
@@ -93,6 +94,21 @@ class PersonalModel:
         return Prediction(None, None, np.asarray(centre), np.sqrt(np.maximum(variance, 0)), (), predictive)
 
 
+@dataclass(frozen=True)
+class Elbo:
+    """A lower bound on log p(D), D the training examples of all clients that take part; in nats.
+
+    Attributes:
+        total: The bound: Σ_k per_client − divergence.
+        per_client: E log p(D_k | θ_k) − E KL(q_k ‖ p(θ_k | φ)), (clients,).
+        divergence: KL(q(φ) ‖ p(φ)), which all clients share.
+    """
+
+    total: float
+    per_client: np.ndarray = field(repr=False)
+    divergence: float
+
+
 @dataclass(frozen=True, repr=False)
 class Run:
     """What a simulation leaves: scores, server, and a personal model for every client.
@@ -165,6 +181,28 @@ class Run:
         _, state = self.session.record_of(0)
         place = len(self.federation.clients)
         return self._personalised(data, place, jnp.bool_(False), state, visits=self.settings.onboard_visits)
+
+    def elbo(self) -> Elbo:
+        """The lower bound on log p(D) under the model's prior, with one draw of each client's weights.
+
+        Each q_k is one local update from the final broadcast, whether or not the client took part in the last round.
+        """
+        if not isinstance(self.method, Evidence):
+            raise UsageError(
+                f"{self.name} has no bound on log p(D), since it has no `server_evidence` and `client_evidence`; "
+                "choose a method with a prior over all clients, or give it both."
+            )
+        evidence, server = self.session.evidence()
+        per_client = evidence.astype(np.float64)
+        total = float(per_client.sum()) + server
+        if not math.isfinite(total):
+            bad = int(np.sum(~np.isfinite(per_client)))
+            raise UsageError(
+                f"The bound of {self.name} is {total}, with {bad} of {len(per_client)} clients not finite; a posterior "
+                "of zero width has no density and a diverged one no likelihood, so choose a width above 0 or a smaller "
+                "step size."
+            )
+        return Elbo(total, per_client, -server)
 
     def summary(self) -> dict[str, Any]:
         """The contents of summary.json."""

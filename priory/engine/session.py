@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ from priory.engine.problem import task_of
 from priory.engine.rounds import REJECTED, Plan, Trace
 from priory.engine.run import Run
 from priory.engine.settings import Settings
-from priory.evaluate import tally_clients
+from priory.evaluate import evidence_of_clients, evidence_of_server, tally_clients
 from priory.fed import schedule
 from priory.fed.method import Channel, Task
 from priory.fed.shard import Shards
@@ -201,25 +202,39 @@ class Session:
         return self._scores(ids, visits=self.settings.onboard_visits)[0] if len(ids) else None
 
     def _scores(self, ids: np.ndarray, visits: int) -> tuple[AnyScores, AnyScores]:
-        mesh = self.plan.mesh
         with self.clock.booking("evaluate"):
-            down = devices.everywhere(self.method.broadcast(self.server), mesh)
-            step = devices.everywhere(np.int32(self.completed), mesh)
-            tallies = []
-            for piece in self._pieces(ids):
-                padded = np.resize(piece, self._rows(len(ids)))
-                # A newcomer has no record: any will do, since one that has not joined is enrolled.
-                record = self.home.take(np.where(padded < self.task.num_clients, padded, 0), self.completed)
-                placed = devices.shared_out((padded, padded < self.task.num_clients), mesh)
-                joined = jnp.logical_and(record.joined, placed[1])
-                problem = (self.method, self.settled, self.task, down, self.train, self.test, self.root, step)
-                some = tally_clients(
-                    *problem, placed[0], joined, record.client, mesh=mesh, visits=visits, batch=self.plan.chunk
-                )
-                tallies.append(jax.tree.map(lambda leaf, piece=piece: leaf[: len(piece)], devices.to_host(some, mesh)))
-            total = jax.tree.map(lambda *leaves: np.concatenate(leaves), *tallies)
+            down, step = self._standing()
+            problem = (self.method, self.settled, self.task, down, self.train, self.test, self.root, step)
+            how = {"mesh": self.plan.mesh, "visits": visits, "batch": self.plan.chunk}
+            total = self._of_each(ids, partial(tally_clients, *problem, **how))
         population = None if total.population is None else metrics.summarise(total.population)
         return metrics.summarise(total.personal), population
+
+    def evidence(self) -> tuple[np.ndarray, float]:
+        """The evidence of each client that takes part, and of the server, where the rounds so far have led."""
+        down, step = self._standing()
+        problem = (self.settled, self.task, down, self.train, self.root, step)
+        how = {"mesh": self.plan.mesh, "batch": self.plan.chunk}
+        everyone = np.arange(self.task.num_clients)
+        per_client = self._of_each(everyone, partial(evidence_of_clients, *problem, **how))
+        server = evidence_of_server(self.settled, self.task, down)
+        return per_client, float(devices.to_host(server, self.plan.mesh))
+
+    def _standing(self) -> tuple[Any, Any]:
+        """What would be broadcast now and the number of rounds done, on every device."""
+        return devices.everywhere((self.method.broadcast(self.server), np.int32(self.completed)), self.plan.mesh)
+
+    def _of_each(self, ids: np.ndarray, function: Callable[[Any, Any, Any], Any]) -> Any:
+        """What `function(ids, joined, states)` gives for each client, on the host; so many at once as fit."""
+        mesh, found = self.plan.mesh, []
+        for piece in self._pieces(ids):
+            padded = np.resize(piece, self._rows(len(ids)))
+            # A newcomer has no record: any will do, since one that has not joined is enrolled.
+            record = self.home.take(np.where(padded < self.task.num_clients, padded, 0), self.completed)
+            placed = devices.shared_out((padded, padded < self.task.num_clients), mesh)
+            some = function(placed[0], jnp.logical_and(record.joined, placed[1]), record.client)
+            found.append(jax.tree.map(lambda leaf, piece=piece: leaf[: len(piece)], devices.to_host(some, mesh)))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *found)
 
     @property
     def settled(self) -> Any:

@@ -96,8 +96,8 @@ class Pull:
     """A quadratic penalty ½ Σ_j strength_j (w_j − centre_j)² beside the loss of a fit, stable at any strength.
 
     Sgd takes it as an implicit step after that of the loss, w ← (w + ηs·c)/(1 + ηs), with the rate η/(1 − momentum)
-    that momentum gives the loss, so that both have their optimum in the same place. Adam and RMSprop bound their steps by
-    themselves and see its gradient. Lives inside one trace.
+    that momentum gives the loss, so that both have their optimum in the same place. Adam and RMSprop bound their steps
+    by themselves and see its gradient. Lives inside one trace.
 
     Attributes:
         centre: Where the weights are pulled, as a function of where they are.

@@ -184,7 +184,7 @@ class Evidence(Protocol[DownIn, UpIn]):
         """−KL(q(φ) ‖ p(φ)) in nats, with every constant."""
 
     def client_evidence(self, task: Task, down: DownIn, payload: UpIn, data: Shard, key: Key) -> Array:
-        """E log p(D_k | θ_k) − E KL(q_k ‖ p(θ_k | φ)) in nats, for the q_k that the payload tells; the key draws θ_k."""
+        """E log p(D_k | θ_k) − E KL(q_k ‖ p(θ_k | φ)) in nats, q_k being what the payload says; the key draws θ_k."""
 
 
 class Channel(Protocol[Up, Memory]):

@@ -7,6 +7,7 @@ from priory.core.errors import UsageError
 from priory.methods.ditto import Ditto
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
+from priory.methods.fedhb_mixture import FedHBMixture
 from priory.methods.fedhb_niw import FedHBNIW
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
@@ -22,6 +23,7 @@ REGISTRY: dict[str, type[Any]] = {
     "fedrep": FedRep,
     "ditto": Ditto,
     "fedhb-niw": FedHBNIW,
+    "fedhb-mixture": FedHBMixture,
 }
 
 

@@ -1,0 +1,42 @@
+"""`priory elbo`: the lower bound on log p(D) that a run ended with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from priory import report
+from priory.cli import flags, start
+from priory.cli.flags import Flag
+from priory.cli.run import Elsewhere, recorded_devices
+from priory.engine import load
+from priory.store import RunDirectory
+
+TEXT = "Print a lower bound on log p(D), D being the training examples of all clients that take part."
+ASSUMPTION = (
+    "A lower bound on log p(D) under the model's prior; each client's q_k is one local update from the final broadcast."
+)
+
+
+def elbo(argv: Sequence[str]) -> int:
+    """The exit code of `priory elbo`."""
+    directory = Flag("directory", (), str, flags.REQUIRED, "The run directory.", placed="DIR")
+    values = flags.parse(
+        {
+            "run": flags.group("run", "", [directory]),
+            "output": flags.group("output", "", [flags.find(Elsewhere(), "devices", "elbo")]),
+        },
+        argv,
+        prog="priory elbo",
+        text=TEXT,
+    )
+    path = Path(values["run"]["directory"])
+    path = path.parent if path.name == "manifest.toml" else path
+    start.start_jax(values["output"]["devices"], recorded_devices(RunDirectory(path).manifest()))
+    run = load(path)
+    bound, done = run.elbo(), f"{run.completed} of {run.settings.rounds} rounds"
+    console = report.console()
+    console.print(f"{run.name} on {run.federation.name} after {done}", markup=False, soft_wrap=True)
+    parts = {"  clients' terms": bound.per_client.sum(), "− KL(q(φ) ‖ p(φ))": bound.divergence, "= ELBO": bound.total}
+    for name, value in (parts | {"  per example": bound.total / run.task.num_examples}).items():
+        console.print(f"{name:20}{value:18,.3f} nats", markup=False)
+    console.print(ASSUMPTION, markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,318 @@
+"""FedHB with a mixture prior: K prototype networks, each client near one of them.
+
+Kim and Hospedales, A Hierarchical Bayesian Approach to Federated Learning, arXiv:2305.04979; section 3.2, appendix C,
+algorithms 4, 7 and 10.
+
+    μ_j ~ N(0, I),   θ_k | μ ~ Σ_j 1/K N(μ_j, σ² I),   D_k | θ_k ~ the likelihood of network θ_k
+    q(μ_j) = N(r_j, ε² I),   q_k(θ_k) = N(m_k, ε² I)
+
+Server keeps   (r_1 … r_K, β)   prototypes and gate, broadcast as they are: (K + 1)d numbers
+Client keeps   nothing, or m_k (`start="last"`)
+Client sends   (m_k, β_k)       2d numbers, weighted equally; its shares of the K prototypes for secure sums (`linear`)
+
+What the paper leaves open, and what is done here (docs/methods/fedhb.md has the measurements):
+
+- First prototypes: one fresh network, and others that are `separation` of the way from it to fresh networks of their
+  own. All equal would stay equal for ever; far apart, one usually takes all clients (`share_…` in the metrics).
+- A prototype without clients would become the zero network by eq. (24) (`empty="zero"`); it keeps its place instead.
+- Clients start from the prototype with the lowest loss on a sample of their own data (`"best"`), from the middle of
+  all (`"centre"`, printed), or from their own last m_k (`"last"`, the first time as `"best"`).
+- The penalty −log Σ_j exp(−‖m − r_j‖²/2σ²) is divided by |D_k| and the likelihood is a minibatch mean. Its gradient
+  is a pull of strength 1/σ² to the blend of the prototypes by their responsibilities, taken implicitly.
+- The gate has the network's architecture; its first K outputs are the logits (where there are fewer outputs than
+  prototypes, the logits are −½‖outputs − a_j‖² with fixed anchors a_j). It learns, in the same steps, to tell the
+  prototype that is nearest to the client's present m. With `update="body"` its head is random and frozen too.
+- Without a gate the prototypes predict with equal weights. ε enters the bound alone.
+"""
+
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from priory.bayes import mixture
+from priory.bayes.mixture import Shares
+from priory.core import trees
+from priory.core.errors import UsageError
+from priory.core.rng import Key
+from priory.core.struct import replace, static, struct
+from priory.fed.checks import at_least, positive
+from priory.fed.local import Optimiser, Pull, Work, fit, total_nll
+from priory.fed.method import Info, Message, Predictive, Task
+from priory.fed.shard import Batch, Shard
+from priory.models.model import Params
+
+Weights = Any
+NOBODY = 1e-6  # mean responsibility below which a prototype counts as empty
+NUM_TRIED = 256  # a client's examples, drawn at random, on which the prototypes are tried
+
+
+@struct
+class Prototypes:
+    """What the server knows, and broadcasts.
+
+    Attributes:
+        networks: r_1 … r_K on axis 0, the part that is learned together.
+        frozen: The head, where it is not learned; empty otherwise.
+        stats: Statistics of a batch norm.
+        gate: The gating network, None without one.
+    """
+
+    networks: Weights
+    frozen: Weights
+    stats: Any
+    gate: Params | None
+
+
+@struct
+class Update:
+    """What a client sends: m_k, or its shares of the prototypes where only sums may be seen, and its gate."""
+
+    network: Weights
+    stats: Any
+    gate: Params | None
+
+
+@struct
+class Kept:
+    """What a client keeps to start from: m_k, and whether it has one yet."""
+
+    network: Weights
+    is_own: Array
+
+
+@struct
+class Experts:
+    """Networks on axis 0 that predict together, by a gate or with equal weights."""
+
+    networks: Weights
+    stats: Any
+    gate: Params | None
+
+
+@struct
+class FedHBMixture:
+    """FedHB, mixture of prototypes.
+
+    Attributes:
+        num_prototypes: K.
+        variance: σ², of a client's weight around its prototype.
+        epsilon: ε, width of the posteriors; enters the bound alone.
+        separation: How far apart the prototypes begin; 1 draws independent networks.
+        start: Where a client begins: the prototype that fits it best, the centre of all (printed), or its last m_k.
+        empty: What becomes of a prototype without clients: it is kept, or falls to zero (printed).
+        gate: Train a gating network for global prediction; without one all prototypes count equally.
+        update: Learn the full networks together, or their bodies under a frozen random head.
+        linear: Send shares of the prototypes, which may be summed securely; K times the uplink.
+        optimiser: Local solver.
+        work: Local work of a round.
+        finetune_epochs: Passes over a client's data that make its personal network, eq. (84).
+        finetune_step_size: Learning rate of those passes.
+    """
+
+    num_prototypes: int = static(default=2)
+    variance: float = 0.1
+    epsilon: float = 1e-4
+    separation: float = 1.0
+    start: Literal["best", "centre", "last"] = static(default="best")
+    empty: Literal["keep", "zero"] = static(default="keep")
+    gate: bool = static(default=True)
+    update: Literal["full", "body"] = static(default="full")
+    linear: bool = static(default=False)
+    optimiser: Optimiser = Optimiser()
+    work: Work = Work()
+    finetune_epochs: int = static(default=5)
+    finetune_step_size: float = 0.01
+
+    def check(self) -> None:
+        at_least("num-prototypes", self.num_prototypes, 1)
+        positive("variance", self.variance)
+        at_least("epsilon", self.epsilon, 0)
+        at_least("separation", self.separation, 0)
+        self.optimiser.check()
+        self.work.check()
+        at_least("finetune-epochs", self.finetune_epochs, 0)
+        positive("finetune-step-size", self.finetune_step_size)
+
+    def init(self, task: Task, key: Key) -> Prototypes:
+        if self.num_prototypes > task.num_clients:
+            raise UsageError(
+                f"num-prototypes={self.num_prototypes} exceeds the {task.num_clients} clients of this federation; "
+                f"choose 1 to {task.num_clients}."
+            )
+        key_first, key_others, key_gate = jax.random.split(key, 3)
+        first = task.init(key_first)
+        frozen, common = self._split(task, first.weights)
+        others = jax.vmap(lambda k: self._split(task, task.init(k).weights)[1])(
+            jax.random.split(key_others, self.num_prototypes - 1)
+        )
+
+        def stack(one: Array, more: Array) -> Array:
+            return jnp.concatenate([one[None], one[None] + self.separation * (more - one[None])])
+
+        gate = task.init(key_gate) if self.gate else None
+        return Prototypes(jax.tree.map(stack, common, others), frozen, first.stats, gate)
+
+    def broadcast(self, server: Prototypes) -> Prototypes:
+        return server
+
+    def enrol(self, task: Task, down: Prototypes, key: Key) -> Any:
+        del task, key
+        if self.start != "last":
+            return ()
+        return Kept(mixture.pick(down.networks, jnp.int32(0)), jnp.bool_(False))
+
+    def client_update(
+        self, task: Task, down: Prototypes, client: Any, data: Shard, key: Key
+    ) -> tuple[Any, Message[Update], Info]:
+        frozen_gate, gate = self._split(task, down.gate.weights) if down.gate is not None else (None, None)
+
+        def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
+            key_network, key_gate = jax.random.split(key)
+            network = Params(trees.merge(down.frozen, params.weights["network"]), params.stats["network"])
+            loss, stats = task.nll(network, batch, key_network)
+            if down.gate is None:
+                return loss, {**params.stats, "network": stats}
+            own = Params(trees.merge(frozen_gate, params.weights["gate"]), params.stats["gate"])
+            share = mixture.responsibilities(params.weights["network"], down.networks, self.variance)
+            target = jnp.argmax(share)  # the nearest prototype, at every minibatch
+            missed, gate_stats = self._gate_loss(task, own, batch, target, key_gate)
+            return loss + missed, {"network": stats, "gate": gate_stats}
+
+        key_start, key_fit = jax.random.split(key)
+        weights = {"network": self._start(task, down, client, data, key_start), "gate": gate}
+        stats = {"network": down.stats, "gate": None if down.gate is None else down.gate.stats}
+        pull = self._pull(down, data, gate)
+        trained, loss = fit(objective, Params(weights, stats), data, self.optimiser, self.work, key_fit, pull)
+        network = trained.weights["network"]
+        sent_gate = None if down.gate is None else Params(trained.weights["gate"], trained.stats["gate"])
+        sent = mixture.share_out(network, down.networks, self.variance) if self.linear else network
+        info = {"loss": loss, "drift": jnp.sqrt(jnp.min(mixture.squared_distances(network, down.networks)))}
+        kept = Kept(network, jnp.bool_(True)) if self.start == "last" else ()
+        return kept, Message(Update(sent, trained.stats["network"], sent_gate), weight=jnp.float32(1)), info
+
+    def aggregate(self, task: Task, server: Prototypes, messages: Message[Update], key: Key) -> tuple[Prototypes, Info]:
+        del key
+
+        def shares(sent: Update) -> Update:
+            if self.linear:
+                return sent
+            return replace(sent, network=mixture.share_out(sent.network, server.networks, self.variance))
+
+        frozen_gate, gate = self._split(task, server.gate.weights) if server.gate is not None else (None, None)
+        nobody = Shares(jnp.zeros(self.num_prototypes), trees.zeros(server.networks))
+        old_gate = None if server.gate is None else Params(gate, server.gate.stats)
+        mean = trees.weighted_mean(
+            messages.payload, messages.weight, otherwise=Update(nobody, server.stats, old_gate), of=shares
+        )
+        empty = NOBODY if self.empty == "keep" else 0.0
+        networks = mixture.maximise(mean.network, server.networks, self.variance, task.num_clients, empty)
+        new_gate = None if mean.gate is None else Params(trees.merge(frozen_gate, mean.gate.weights), mean.gate.stats)
+        heard = jnp.sum(messages.weight) > 0
+        info = {f"share_{j + 1}": mean.network.share[j] for j in range(self.num_prototypes)}
+        return trees.select(heard, Prototypes(networks, server.frozen, mean.stats, new_gate), server), info
+
+    def personalise(self, task: Task, down: Prototypes, client: Any, data: Shard, key: Key) -> Experts:
+        key_start, key_fit = jax.random.split(key)
+        start = {"network": self._start(task, down, client, data, key_start), "head": down.frozen}
+
+        def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
+            weights = trees.merge(params.weights["head"], params.weights["network"])
+            return task.nll(Params(weights, params.stats), batch, key)
+
+        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
+        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
+        pull = self._pull(down, data, down.frozen, other="head")
+        trained, _ = fit(objective, Params(start, down.stats), data, optimiser, work, key_fit, pull)  # eq. (84)
+        weights = trees.merge(trained.weights["head"], trained.weights["network"])
+        return Experts(jax.tree.map(lambda leaf: leaf[None], weights), trained.stats, None)
+
+    def population(self, task: Task, down: Prototypes, data: Shard | None, key: Key) -> Experts:
+        del task, data, key
+        shared = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.num_prototypes, *leaf.shape)), down.frozen)
+        return Experts(trees.merge(shared, down.networks), down.stats, down.gate)
+
+    def predict(self, task: Task, posterior: Experts, x: Array, key: Key) -> Predictive:
+        del key
+        outputs = jax.lax.map(lambda w: task.model.apply(Params(w, posterior.stats), x)[0], posterior.networks)
+        if posterior.gate is None:
+            return Predictive(outputs, jnp.full(outputs.shape[:2], -math.log(outputs.shape[0])))
+        logits = self._logits(task.model.apply(posterior.gate, x)[0])
+        return Predictive(outputs, jax.nn.log_softmax(logits).T)  # eq. (82)
+
+    def reference(self, task: Task, down: Prototypes, payload: Update) -> Update:
+        """The prototype nearest to what is sent; no share moves."""
+        gate = None if down.gate is None else Params(self._split(task, down.gate.weights)[1], down.gate.stats)
+        if self.linear:
+            return Update(trees.zeros(payload.network), down.stats, gate)
+        near = jnp.argmax(mixture.responsibilities(payload.network, down.networks, self.variance))
+        return Update(mixture.pick(down.networks, near), down.stats, gate)
+
+    def server_evidence(self, task: Task, down: Prototypes) -> Array:
+        del task
+        num = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(down.networks))
+        widths = num * (self.epsilon**2 - 1 - 2 * jnp.log(self.epsilon))
+        return -0.5 * (trees.norm_squared(down.networks) + widths)  # eq. (71)
+
+    def client_evidence(self, task: Task, down: Prototypes, payload: Update, data: Shard, key: Key) -> Array:
+        if self.linear:
+            raise UsageError("linear=True sends shares, from which no client's network is known; use linear=False.")
+        leaves, structure = jax.tree.flatten(payload.network)
+        noise = [jax.random.normal(jax.random.fold_in(key, i), leaf.shape) for i, leaf in enumerate(leaves)]
+        theta = trees.axpy(self.epsilon, jax.tree.unflatten(structure, noise), payload.network)
+        network = Params(trees.merge(down.frozen, theta), payload.stats)
+        num = sum(leaf.size for leaf in leaves)
+        entropy = 0.5 * num * (1 + jnp.log(2 * jnp.pi) + 2 * jnp.log(self.epsilon))
+        prior = mixture.expected_log_density(payload.network, down.networks, self.variance, self.epsilon)
+        return entropy + prior - total_nll(task, network, data, self.work.batch_size)
+
+    def _split(self, task: Task, weights: Weights) -> tuple[Weights, Weights]:
+        """The frozen part and the learned part."""
+        return trees.partition(weights, task.is_head if self.update == "body" else _nothing)
+
+    def _start(self, task: Task, down: Prototypes, client: Any, data: Shard, key: Key) -> Weights:
+        """Where a client begins."""
+        if self.num_prototypes == 1 and self.start != "last":
+            return mixture.pick(down.networks, jnp.int32(0))
+        if self.start == "centre":
+            return jax.tree.map(lambda r: jnp.mean(r, axis=0), down.networks)
+
+        sample = data.batch(key, NUM_TRIED)
+
+        def loss(network: Weights) -> Array:
+            return task.nll(Params(trees.merge(down.frozen, network), down.stats), sample)[0]
+
+        best = mixture.pick(down.networks, jnp.argmin(jax.lax.map(loss, down.networks)))
+        return trees.select(client.is_own, client.network, best) if self.start == "last" else best
+
+    def _pull(self, down: Prototypes, data: Shard, beside: Weights, other: str = "gate") -> Pull:
+        """The penalty of eq. (22) in units of the mean likelihood of one example; nothing pulls what lies beside."""
+        strength = 1 / (self.variance * jnp.maximum(data.count, 1))
+
+        def centre(weights: Weights) -> Weights:
+            share = mixture.responsibilities(weights["network"], down.networks, self.variance)
+            return {"network": mixture.blend(share, down.networks), other: weights[other]}
+
+        networks = jax.tree.map(lambda _: strength, down.networks)
+        return Pull(centre, {"network": networks, other: jax.tree.map(lambda _: jnp.float32(0), beside)})
+
+    def _gate_loss(self, task: Task, gate: Params, batch: Batch, target: Array, key: Key) -> tuple[Array, Any]:
+        """The mean cross-entropy of the gate that should name `target` on every example."""
+        outputs, stats = task.model.apply(gate, batch.x, key=key)
+        missed = -jax.nn.log_softmax(self._logits(outputs))[:, target]
+        return jnp.sum(batch.mask * missed) / jnp.maximum(jnp.sum(batch.mask), 1.0), stats
+
+    def _logits(self, outputs: Array) -> Array:
+        """K logits from a network's outputs."""
+        num = outputs.shape[-1]
+        if num >= self.num_prototypes:
+            return outputs[:, : self.num_prototypes]
+        anchors = 2 * jax.random.normal(jax.random.key(0), (num, self.num_prototypes))
+        return outputs @ anchors - 0.5 * jnp.sum(anchors**2, axis=0)[None]
+
+
+def _nothing(path: str) -> bool:
+    del path
+    return False
