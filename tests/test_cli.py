@@ -126,6 +126,24 @@ def test_resuming_a_finished_run_changes_nothing(capsys):
     assert {path: path.read_bytes() for path in Path("a").rglob("*") if path.is_file()} == before
 
 
+def test_the_bound_of_a_run_is_printed_with_what_it_assumes(capsys):
+    assert main(["run", "fedhb-niw", *TINY, "--out", "a"]) == 0
+    run = priory.load("a")
+    bound = run.elbo()
+    capsys.readouterr()
+    assert main(["elbo", "a"]) == 0
+    shown = capsys.readouterr().out
+    for value in (bound.divergence, bound.total, bound.total / run.task.num_examples):
+        assert f" {value:,.3f} nats" in shown
+    assert "A lower bound on log p(D) under the model's prior" in shown
+
+
+def test_the_bound_of_a_method_that_has_none_ends_in_a_sentence(capsys):
+    assert main(["run", "fedavg", *TINY, "--out", "a"]) == 0
+    assert main(["elbo", "a"]) == 2
+    assert "priory: fedavg has no bound on log p(D)" in capsys.readouterr().err
+
+
 def test_a_second_interrupt_aborts():
     with progress.interruptible() as stop:
         os.kill(os.getpid(), signal.SIGINT)
@@ -216,7 +234,7 @@ def test_the_help_of_a_method_names_every_flag(name, capsys):
         assert f"--{flag.typed} " in shown or f"--{flag.typed}\n" in shown
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "tune", "resume", "methods", "datasets"])
+@pytest.mark.parametrize("command", ["run", "compare", "tune", "resume", "elbo", "methods", "datasets"])
 def test_every_command_has_help(command, capsys):
     assert main([command, "--help"]) == 0
     assert f"priory {command}" in capsys.readouterr().out

@@ -97,7 +97,7 @@ class FedHBMixture:
     """FedHB, mixture of prototypes.
 
     Attributes:
-        num_prototypes: K.
+        num_prototypes: K, how many prototype networks there are.
         variance: σ², of a client's weight around its prototype.
         epsilon: ε, width of the posteriors; enters the bound alone.
         separation: How far apart the prototypes begin; 1 draws independent networks.

@@ -30,7 +30,10 @@ SCHEDULES = (schedule.parse("step-size=step:0.5@0.5"),)
 
 @struct
 class Warm:
-    """A channel whose memory does not start at zero, and which sends half of the numbers."""
+    """A channel whose memory does not start at zero, and which sends half of the numbers.
+
+    No two numbers of a leaf are alike at the start: which of two equal ones is sent would be up to rounding.
+    """
 
     inner: TopK = TopK(0.5)
 
@@ -38,7 +41,7 @@ class Warm:
         self.inner.check()
 
     def init(self, payload: Any) -> Any:
-        return jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.01), payload)
+        return jax.tree.map(lambda leaf: 0.01 + 0.001 * jnp.arange(leaf.size).reshape(leaf.shape), payload)
 
     def send(self, payload: Any, memory: Any, key: Any) -> tuple[Any, Any, Any]:
         return self.inner.send(payload, memory, key)

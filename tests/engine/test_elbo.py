@@ -1,0 +1,177 @@
+"""The bound on log p(D) that a run ends with: below the truth, the sum of its parts, however it is computed."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from scipy.stats import invgamma, multivariate_normal
+
+import priory
+from priory.core import rng
+from priory.core.rng import Stream
+from priory.engine import devices
+from priory.evaluate import current_client
+from priory.models.model import Params
+from tests.methods.problems import Location
+
+STATELESS = priory.FedHBNIW(epsilon=0.05)
+STATEFUL = priory.FedHBNIW(epsilon=0.05, stateful=True)
+BOTH = pytest.mark.parametrize("method", [STATELESS, STATEFUL], ids=["stateless", "stateful"])
+
+
+@pytest.fixture(scope="module")
+def runs(simulate):
+    """A run of either method after two rounds of three clients, so that some of the six never joined."""
+    return {method: simulate(method, rounds=2) for method in (STATELESS, STATEFUL)}
+
+
+@jax.jit
+def verbs_of_a_client(method, task, down, client, joined, data, root, t, place):
+    key_update, key_evidence = jax.random.split(rng.key(root, Stream.EVIDENCE, t, place))
+    client = current_client(method, task, down, root, place, joined, client)
+    _, message, _ = method.client_update(task, down, client, data, key_update)
+    return method.client_evidence(task, down, message.payload, data, key_evidence)
+
+
+@pytest.mark.parametrize("prior_mean", ["zero", "learned"])
+def test_the_bound_of_a_normal_inverse_wishart_lies_within_a_nat_and_a_half_below_the_evidence(prior_mean):
+    """One example a client makes l0 = N + 1 and n0 = N + 3 the optimal ones, and ε = 0.5 is near the optimal width."""
+    run = six_means(priory.FedHBNIW(epsilon=0.5, prior_mean=prior_mean, precision="expected", update="body", **SOLVER))
+    centre = 0.0 if prior_mean == "zero" else float(run.server.mean["body"])
+    grid = np.linspace(-12, 12, 1201)  # of log σ², where σ² ~ IG(3/2, 1/2), μ ~ N(centre, σ²), θ_k ~ N(μ, σ²)
+    log_likelihood = [log_normal(centre, np.exp(t) * (ALIKE + APART) + APART) for t in grid]
+    density = np.exp(log_likelihood + invgamma.logpdf(np.exp(grid), 1.5, scale=0.5) + grid)
+    assert_below(run, np.log(np.trapezoid(density, grid)))
+
+
+def test_the_bound_of_one_prototype_lies_within_a_nat_and_a_half_below_the_evidence():
+    """With r ~ N(0, 1) and θ_k ~ N(r, 1) the evidence is a normal density."""
+    method = priory.FedHBMixture(num_prototypes=1, variance=1.0, epsilon=0.5, gate=False, update="body", **SOLVER)
+    assert_below(six_means(method), log_normal(0.0, ALIKE + 2 * APART))
+
+
+TARGETS = np.array([-1.6, -0.4, 0.3, 0.9, 1.4, 2.2])
+ALIKE, APART = np.ones((6, 6)), np.eye(6)
+SOLVER = {"optimiser": priory.Optimiser(step_size=0.3), "work": priory.Work(epochs=50)}
+
+
+def six_means(method):
+    """A run of six clients with one example y_k ~ N(θ_k, 1) each; of two weights whose sum is θ_k, one stays at 0."""
+    data = priory.data.from_arrays(np.zeros((6, 1)), TARGETS, np.arange(6), task="regression", test=0.0)
+    return priory.simulate(method, data, rounds=30, model=Location(), scale=1.0, eval_every=0)
+
+
+def log_normal(mean, covariance):
+    return multivariate_normal.logpdf(TARGETS, np.full(6, mean), covariance)
+
+
+def assert_below(run, evidence):
+    """Raises unless the bound, a mean over draws, lies 0 to 1.5 nats below the evidence by four standard errors."""
+    mesh, totals = run.session.plan.mesh, []
+    for seed in range(200):
+        session = dataclasses.replace(run.session, root=devices.root_key(seed, mesh))
+        totals.append(dataclasses.replace(run, session=session).elbo().total)
+    error = np.std(totals, ddof=1) / np.sqrt(len(totals))
+    assert 0 < error < 0.12
+    assert 4 * error < evidence - np.mean(totals) < 1.5 - 4 * error
+
+
+@BOTH
+def test_the_bound_is_the_sum_of_the_verbs(runs, method):
+    run = runs[method]
+    down, bound = method.broadcast(run.server), run.elbo()
+    records = [run.session.record_of(place) for place in range(6)]
+    assert 0 < sum(joined for joined, _ in records) < 6  # the bound is over those too who never joined
+    found = [
+        verbs_of_a_client(
+            method, run.task, down, state, jnp.asarray(joined), run.train.of(jnp.int32(place)), run.root, 2, place
+        )
+        for place, (joined, state) in enumerate(records)
+    ]
+    divergence = -float(method.server_evidence(run.task, down))
+    np.testing.assert_allclose(bound.per_client, found, rtol=1e-5)
+    assert bound.divergence == pytest.approx(divergence, rel=1e-5)
+    assert bound.total == pytest.approx(np.sum(found, dtype=np.float64) - divergence, rel=1e-5)
+
+
+def test_a_client_updates_as_the_schedules_left_the_method(runs):
+    """With a step size of 0 a stateless client's posterior sits at m0."""
+    run, down = runs[STATELESS], STATELESS.broadcast(runs[STATELESS].server)
+    schedules = dataclasses.replace(run.settings, schedule=("step-size=step:0@0.5",)).schedules(STATELESS)
+    plan = dataclasses.replace(run.session.plan, schedules=schedules, rounds=2)
+    settled = dataclasses.replace(run, session=dataclasses.replace(run.session, plan=plan)).elbo()
+
+    @jax.jit
+    def evidence_at_m0(data, key):
+        return STATELESS.client_evidence(run.task, down, Params(down.mean, down.stats), data, key)
+
+    keys = [jax.random.split(rng.key(run.root, Stream.EVIDENCE, 2, place))[1] for place in range(6)]
+    found = [evidence_at_m0(run.train.of(jnp.int32(place)), key) for place, key in enumerate(keys)]
+    np.testing.assert_allclose(settled.per_client, found, rtol=1e-5)
+    assert settled.total != run.elbo().total
+
+
+@BOTH
+def test_a_loaded_run_has_the_bound_of_the_run_in_memory(runs, method, federation, tmp_path):
+    run = runs[method]
+    run.save(tmp_path / "run")
+    again = priory.load(tmp_path / "run", federation=federation)
+    assert again.elbo().total == run.elbo().total
+
+
+def test_clients_in_the_store_have_the_bound_of_resident_ones(runs, simulate):
+    stored = simulate(STATEFUL, rounds=2, resident_bytes=0)
+    np.testing.assert_allclose(stored.elbo().per_client, runs[STATEFUL].elbo().per_client, rtol=1e-5)
+
+
+def test_the_bound_does_not_depend_on_the_number_of_pieces(runs, monkeypatch):
+    whole = runs[STATEFUL].elbo()
+    monkeypatch.setattr("priory.engine.session.EVALUATION_BYTES", 1)
+    assert len(runs[STATEFUL].session._pieces(np.arange(6))) == 3
+    np.testing.assert_array_equal(runs[STATEFUL].elbo().per_client, whole.per_client)
+
+
+def test_the_bound_does_not_depend_on_the_number_of_devices(runs, federation, tmp_path, monkeypatch):
+    runs[STATEFUL].save(tmp_path / "run")
+    monkeypatch.setattr(devices, "mesh_of_all", lambda: Mesh(np.array(jax.devices()[:1]), (devices.AXIS,)))
+    alone = priory.load(tmp_path / "run", federation=federation)
+    assert (alone.session.plan.hands, runs[STATEFUL].session.plan.hands) == (1, 2)
+    np.testing.assert_allclose(alone.elbo().per_client, runs[STATEFUL].elbo().per_client, rtol=1e-5)
+
+
+def test_the_bound_does_not_depend_on_how_many_clients_run_at_once(runs):
+    session = runs[STATEFUL].session
+    together = dataclasses.replace(session, plan=dataclasses.replace(session.plan, client_batch=2))
+    assert (session.plan.chunk, together.plan.chunk) == (1, 2)
+    found = dataclasses.replace(runs[STATEFUL], session=together).elbo()
+    np.testing.assert_allclose(found.per_client, runs[STATEFUL].elbo().per_client, rtol=1e-5)
+
+
+def test_newcomers_do_not_count(arrays, simulate):
+    held_out = priory.data.from_arrays(**arrays, test=0.2, seed=0, newcomers=0.3)
+    run = simulate(STATELESS, held_out, rounds=1, cohort=2)
+    bound = run.elbo()
+    assert (held_out.num_newcomers, bound.per_client.shape) == (2, (4,))
+    assert bound.total == pytest.approx(bound.per_client.sum() - bound.divergence, rel=1e-9)
+
+
+def test_asking_for_the_bound_changes_nothing_in_the_run(runs, state):
+    before, first = state(runs[STATEFUL]), runs[STATEFUL].elbo()
+    assert runs[STATEFUL].elbo().total == first.total
+    for name, leaf in state(runs[STATEFUL]).items():
+        np.testing.assert_array_equal(leaf, before[name])
+
+
+def test_a_method_without_evidence_has_no_bound(runs):
+    run = dataclasses.replace(runs[STATELESS], method=priory.Ditto(), name="ditto")
+    with pytest.raises(priory.UsageError, match=r"ditto has no bound on log p\(D\), since .*; choose a method with"):
+        run.elbo()
+
+
+def test_a_posterior_of_zero_width_has_no_bound(simulate):
+    run = simulate(priory.FedHBNIW(epsilon=0.0), rounds=2)
+    with pytest.raises(priory.UsageError, match=r"fedhb-niw is -inf, with 6 of 6 clients not finite; .* width above 0"):
+        run.elbo()
