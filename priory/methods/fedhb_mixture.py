@@ -115,7 +115,7 @@ class FedHBMixture:
     num_prototypes: int = static(default=2)
     variance: float = 0.1
     epsilon: float = 1e-4
-    separation: float = 1.0
+    separation: float = static(default=1.0)  # read before the first round alone: no schedule can mean it
     start: Literal["best", "centre", "last"] = static(default="best")
     empty: Literal["keep", "zero"] = static(default="keep")
     gate: bool = static(default=True)

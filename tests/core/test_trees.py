@@ -60,6 +60,22 @@ def test_a_weighted_sum_keeps_scalar_leaves_scalar():
     assert trees.weighted_sum(jnp.array([2.0, 3.0]), jnp.array([1.0, 10.0])) == 32
 
 
+def test_a_weighted_sum_is_of_what_is_made_of_each_member():
+    stacked = {"x": jnp.array([[1.0, 2.0], [3.0, -4.0]]), "y": jnp.array([5.0, 6.0])}
+    weight = jnp.array([2.0, 10.0])
+    total = trees.weighted_sum(stacked, weight, of=lambda member: (member["x"] ** 2, member["x"][0] * member["y"]))
+    assert_equal(total, (jnp.array([2 * 1.0 + 10 * 9, 2 * 4 + 10 * 16]), jnp.array(2 * 5.0 + 10 * 18)))
+    mean = trees.weighted_mean(stacked, weight, otherwise=jnp.zeros(()), of=lambda member: member["y"] ** 2)
+    np.testing.assert_allclose(mean, (2 * 25 + 10 * 36) / 12, rtol=1e-6)
+
+
+@pytest.mark.parametrize("hole", [jnp.nan, jnp.inf, 0.0])
+def test_what_is_made_of_a_member_of_weight_zero_adds_nothing(hole):
+    stacked, weight = jnp.array([2.0, hole]), jnp.array([1.0, 0.0])
+    assert trees.weighted_sum(stacked, weight, of=lambda member: 1 / member) == 0.5
+    assert trees.weighted_mean(stacked, weight, otherwise=jnp.zeros(()), of=lambda member: 1 / member) == 0.5
+
+
 def test_select_takes_the_whole_of_one_tree():
     assert_equal(trees.select(jnp.bool_(True), A, B), A)
     assert_equal(trees.select(jnp.bool_(False), A, B), B)

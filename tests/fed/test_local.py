@@ -7,8 +7,11 @@ import optax
 import pytest
 
 from priory.core.errors import UsageError
-from priory.fed.local import Optimiser, Work, each_batch, fit
+from priory.fed.local import Optimiser, Pull, Work, each_batch, fit, total_nll
+from priory.fed.method import Task
 from priory.fed.shard import Pool, Shard
+from priory.models import Head, as_model
+from priory.models.likelihood import Gaussian
 from priory.models.model import Params
 
 NUM = 12
@@ -130,6 +133,130 @@ def test_an_optimiser_takes_the_steps_of_its_namesake_in_optax(optimiser, refere
         return weights["w"]
 
     np.testing.assert_allclose(path(optimiser.build()), path(reference), rtol=1e-6)
+
+
+HESSIAN, TARGET = np.array([[3.0, 1.0], [1.0, 2.0]]), np.array([1.0, -2.0])
+STRENGTH, CENTRE = np.array([0.5, 4.0]), np.array([2.0, 3.0])
+
+
+def pulled(optimiser, strength=STRENGTH, steps=400):
+    """Where gradient steps on ½(w − t)ᵀH(w − t) end beside a pull, and the largest weight on the way."""
+    centre = jnp.asarray(CENTRE, jnp.float32)
+    transform = optimiser.build(Pull(lambda _: {"w": centre}, {"w": jnp.asarray(strength, jnp.float32)}))
+
+    @jax.jit
+    def run():
+        def step(_, carry):
+            weights, state, largest = carry
+            gradient = {"w": jnp.asarray(HESSIAN, jnp.float32) @ (weights["w"] - jnp.asarray(TARGET, jnp.float32))}
+            updates, state = transform.update(gradient, state, weights)
+            weights = optax.apply_updates(weights, updates)
+            return weights, state, jnp.maximum(largest, jnp.max(jnp.abs(weights["w"])))
+
+        start = {"w": jnp.array([-1.0, 5.0])}
+        return jax.lax.fori_loop(0, steps, step, (start, transform.init(start), jnp.float32(0)))
+
+    weights, _, largest = run()
+    return np.asarray(weights["w"], np.float64), float(largest)
+
+
+SOLVERS = [
+    Optimiser(step_size=0.1),
+    Optimiser(step_size=0.05, momentum=0.9),
+    Optimiser("adam", 0.02),
+    Optimiser("rmsprop", 0.002),
+]
+
+
+@pytest.mark.parametrize("optimiser", SOLVERS, ids=["sgd", "momentum", "adam", "rmsprop"])
+def test_a_pull_ends_where_its_penalty_and_the_loss_balance(optimiser):
+    expected = np.linalg.solve(HESSIAN + np.diag(STRENGTH), HESSIAN @ TARGET + STRENGTH * CENTRE)
+    found, _ = pulled(optimiser, steps=4000)
+    # RMSprop goes on in steps of its rate.
+    np.testing.assert_allclose(found, expected, atol=4e-3 if optimiser.kind == "rmsprop" else 1e-5)
+
+
+@pytest.mark.parametrize("optimiser", SOLVERS[:2], ids=["sgd", "momentum"])
+@pytest.mark.parametrize("product", [3.0, 1e3, 1e6], ids=str)
+def test_a_pull_of_any_strength_is_stable(optimiser, product):
+    strength = np.full(2, product / optimiser.step_size)
+    found, largest = pulled(optimiser, strength)
+    expected = np.linalg.solve(HESSIAN + np.diag(strength), HESSIAN @ TARGET + strength * CENTRE)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert largest < 5.0  # explicit steps of rate · strength > 2 would grow without end
+
+
+def test_one_step_minimises_the_linearised_loss_with_the_penalty_exactly():
+    start, rate = np.array([-1.0, 5.0]), 0.1
+    gradient = HESSIAN @ (start - TARGET)
+    # The minimum over w of gᵀw + ‖w − start‖²/(2 rate) + ½ Σ strength (w − centre)²: the derivative below is zero.
+    found, _ = pulled(Optimiser(step_size=rate), steps=1)
+    derivative = gradient + (found - start) / rate + STRENGTH * (found - CENTRE)
+    np.testing.assert_allclose(derivative, 0, atol=2e-5)
+    expected = (start - rate * gradient + rate * STRENGTH * CENTRE) / (1 + rate * STRENGTH)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_pull_without_strength_changes_no_step():
+    optimiser = Optimiser(step_size=0.05, momentum=0.9)
+    weights, gradient = {"w": jnp.array([1.0, -2.0])}, {"w": jnp.array([0.3, 0.1])}
+    still = Pull(lambda _: {"w": jnp.array([5.0, 5.0])}, {"w": jnp.float32(0)})  # one number for the leaf
+    with_pull, without = optimiser.build(still), optimiser.build()
+    found, _ = with_pull.update(gradient, with_pull.init(weights), weights)
+    expected, _ = without.update(gradient, without.init(weights), weights)
+    np.testing.assert_allclose(found["w"], expected["w"], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+def test_adaptive_optimisers_see_the_gradient_of_the_penalty(kind):
+    strength, centre = jnp.asarray(STRENGTH, jnp.float32), jnp.asarray(CENTRE, jnp.float32)
+
+    def penalty(weights):
+        return 0.5 * jnp.sum(strength * (weights["w"] - centre) ** 2)
+
+    pull = Pull(lambda _: {"w": centre}, {"w": strength})
+    weights, gradient = {"w": jnp.array([1.0, -2.0])}, {"w": jnp.array([0.3, 0.1])}
+    one, other = Optimiser(kind, 0.1).build(pull), Optimiser(kind, 0.1).build()
+    found, _ = one.update(gradient, one.init(weights), weights)
+    total = jax.tree.map(jnp.add, gradient, jax.grad(penalty)(weights))
+    expected, _ = other.update(total, other.init(weights), weights)
+    np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-6)
+
+
+def test_the_centre_of_a_pull_may_depend_on_where_the_weights_are():
+    nearest = Pull(lambda weights: {"w": jnp.round(weights["w"])}, {"w": jnp.float32(1e6)})
+    transform = Optimiser(step_size=0.1).build(nearest)
+    weights = {"w": jnp.array([0.2, 0.9, 3.4])}
+    updates, _ = transform.update({"w": jnp.zeros(3)}, transform.init(weights), weights)
+    np.testing.assert_allclose(weights["w"] + updates["w"], [0, 1, 3], atol=1e-4)
+
+
+def test_a_fit_is_pulled_too():
+    start = Params({"w": jnp.float32(-3.0)}, {"steps": jnp.int32(0)})
+    pull = Pull(lambda _: {"w": jnp.float32(-1.0)}, {"w": jnp.float32(3.0)})
+    work = Work(epochs=200, batch_size=16)
+    params, loss = fit(quadratic, start, shard(), Optimiser(step_size=0.1), work, jax.random.key(0), pull)
+    assert float(params.weights["w"]) == pytest.approx((5.5 - 3.0) / 4, abs=1e-5)
+    # The reported loss leaves the pull out.
+    assert float(loss) == pytest.approx(0.5 * np.mean((np.arange(1, 11) - 0.625) ** 2), rel=0.05)
+
+
+def linear_task():
+    """Outputs w·x, targets 0, a Gaussian of width 2."""
+    model = as_model((lambda key, shape: {"w": jnp.zeros(())}, lambda weights, x: weights["w"] * x))
+    return Task(model, Gaussian(2.0), (1,), 1, NUM, Head(""))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 10, 64])
+def test_the_total_is_that_of_every_row_of_the_client_once(batch_size):
+    rows = np.arange(1.0, 11.0)
+    expected = np.sum(0.5 * (0.3 * rows / 2) ** 2 + np.log(2) + 0.5 * np.log(2 * np.pi))
+    total = total_nll(linear_task(), Params({"w": jnp.float32(0.3)}), shard(), batch_size)
+    assert float(total) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_total_of_no_rows_is_zero():
+    assert float(total_nll(linear_task(), Params({"w": jnp.float32(0.3)}), shard(count=0), 4)) == 0
 
 
 @pytest.mark.parametrize(
