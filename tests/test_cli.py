@@ -231,7 +231,14 @@ def test_the_help_of_a_method_names_every_flag(name, capsys):
     assert main(["run", name, "--help"]) == 0
     shown = capsys.readouterr().out
     for flag in (*flags.flags_of(methods.get(name)()), *data_flags(), *run.run_flags()):
-        assert f"--{flag.typed} " in shown or f"--{flag.typed}\n" in shown
+        assert any(f"--{flag.typed}{after}" in shown for after in (" ", "\n", ", --no-"))
+
+
+@pytest.mark.parametrize(("typed", "value"), [("--stateful", True), ("--no-stateful", False)])
+def test_a_switch_takes_no_value(typed, value):
+    switches = [flag for flag in flags.flags_of(priory.FedHBNIW()) if flag.type is bool]
+    values = flags.parse({"method": flags.group("method", "", switches)}, [typed], prog="priory", text="")
+    assert values["method"]["stateful"] is value
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "tune", "resume", "elbo", "methods", "datasets"])

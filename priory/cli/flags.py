@@ -119,7 +119,7 @@ def read_value(flag: Flag, text: str) -> Any:
 
 
 def metavar(annotation: Any) -> str:
-    """What stands for a value in `--help`: FLOAT, INT, TEXT or the choices."""
+    """What stands for a value in `--help` and in errors: FLOAT, INT, TEXT or the choices."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return metavar(arguments[0])
@@ -127,7 +127,7 @@ def metavar(annotation: Any) -> str:
         return "|".join(dict.fromkeys(metavar(part) for part in arguments if part is not type(None)))
     if origin is Literal:
         return "{" + ",".join(map(str, arguments)) + "}"
-    return {float: "FLOAT", int: "INT"}.get(annotation, "TEXT")
+    return {float: "FLOAT", int: "INT", bool: "True or False"}.get(annotation, "TEXT")
 
 
 def optional(flag: Flag) -> Flag:
@@ -151,6 +151,8 @@ def _annotated(flag: Flag) -> Any:
         return Annotated[flag.type, tyro.conf.Positional, shown]
     if typing.get_origin(flag.type) is Annotated:  # `several`: tyro's own text says how it is used
         return Annotated[flag.type, tyro.conf.arg(help=flag.help, metavar="TEXT ...")]
+    if flag.type is bool:  # a switch, --stateful or --no-stateful, takes no value
+        return Annotated[flag.type, tyro.conf.arg(help=flag.help)]
     hint = "(optional)" if flag.default is None else None
     return Annotated[flag.type, tyro.conf.arg(help=flag.help, metavar=metavar(flag.type), help_behavior_hint=hint)]
 
