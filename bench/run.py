@@ -26,7 +26,7 @@ import numpy as np  # noqa: E402
 from by_hand import fedavg_round  # noqa: E402
 
 import priory  # noqa: E402
-from priory import FedAvg, FedProx, Optimiser, Work  # noqa: E402
+from priory import FedAvg, FedHBMixture, FedHBNIW, FedProx, Optimiser, Work  # noqa: E402
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "accuracy"
@@ -39,6 +39,7 @@ def main() -> None:
         "fedavg": fedavg,
         "cnn": cnn,
         "overhead": overhead,
+        "fedhb": fedhb,
         "clients": clients,
         "accuracy": accuracy,
     }
@@ -89,6 +90,21 @@ def overhead(_: argparse.Namespace) -> None:
 
     ours, theirs = _alternate(lambda: _seconds_a_round(method, federation, "mlp:256", 60), hand, launches=6)
     _print("overhead", f"{ours / theirs:.2f} x the round by hand", "at most 1.15", ours, theirs)
+
+
+def fedhb(_: argparse.Namespace) -> None:
+    """A round of FedHB against one of FedAvg, both ours: the work of `fedavg`."""
+    federation, local = _random_federation(10, 600), {"optimiser": Optimiser(step_size=0.1, momentum=0.9)}
+    local["work"] = Work(batch_size=50)
+    aims = {FedHBNIW(**local): "at most 1.3", FedHBMixture(num_prototypes=2, **local): "at most 3"}
+    for method, aim in aims.items():
+        ours, plain = _alternate(
+            lambda method=method: _seconds_a_round(method, federation, "mlp:256", 60),
+            lambda: _seconds_a_round(FedAvg(**local), federation, "mlp:256", 60),
+            launches=6,
+        )
+        name = type(method).__name__
+        _print("fedhb", f"{name} {ours / plain:.2f} x a FedAvg round", aim, ours, plain)
 
 
 def clients(_: argparse.Namespace) -> None:

@@ -79,12 +79,15 @@ def share_out(point: Weights, prototypes: Weights, variance: Array | float) -> S
     return Shares(share, jax.tree.map(one, point, prototypes))
 
 
-def maximise(mean: Shares, prototypes: Weights, variance: Array | float, count: int, empty: float) -> Weights:
-    """The M-step, eq. (77), for `count` points whose mean shares are given; one with a share below `empty` stays."""
+def maximise(mean: Shares, prototypes: Weights, shrinkage: Array | float, empty: float) -> Weights:
+    """The M-step, eq. (77), for points whose mean shares are given; one with a share below `empty` stays.
+
+    `shrinkage` is σ²/N for prototypes that are N(0, I) a priori, and 0 for a flat prior.
+    """
 
     def one(r: Array, offset: Array) -> Array:
         share = mean.share.reshape((-1,) + (1,) * (r.ndim - 1))
-        moved = (share * r + offset) / (variance / count + share)
+        moved = (share * r + offset) / jnp.where(share < empty, 1.0, shrinkage + share)
         return jnp.where(share < empty, r, moved)
 
     return jax.tree.map(one, prototypes, mean.offset)

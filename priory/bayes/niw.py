@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
 from scipy.special import digamma, gammaln, multigammaln
 
 from priory.core import trees
@@ -182,17 +183,13 @@ def predictive(q: NIW) -> StudentT:
 
 def draw(key: Key, t: StudentT) -> Weights:
     """One draw of weights."""
-    leaves, structure = jax.tree.flatten(t.mean)
     key_normal, key_scale = jax.random.split(key)
-    normals = [jax.random.normal(jax.random.fold_in(key_normal, i), leaf.shape) for i, leaf in enumerate(leaves)]
-    if math.isinf(t.dof):
-        factors: list[Any] = [1.0] * len(leaves)
-    elif t.shared:
-        factors = [_widening(key_scale, (), t.dof)] * len(leaves)
-    else:
-        factors = [_widening(jax.random.fold_in(key_scale, i), leaf.shape, t.dof) for i, leaf in enumerate(leaves)]
-    noise = jax.tree.unflatten(structure, [f * z for f, z in zip(factors, normals, strict=True)])
-    return trees.add(t.mean, jax.tree.map(jnp.multiply, t.sd, noise))
+    # All leaves in one draw: the sampler of χ² takes seconds to compile.
+    sd, unravel = ravel_pytree(t.sd)
+    noise = jax.random.normal(key_normal, sd.shape)
+    if not math.isinf(t.dof):
+        noise = noise * _widening(key_scale, () if t.shared else sd.shape, t.dof)
+    return trees.add(t.mean, unravel(sd * noise))
 
 
 def _deviation(m: Array, centre: Array, keep: Array) -> Array:

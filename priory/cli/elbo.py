@@ -12,8 +12,8 @@ from priory.store import RunDirectory
 
 TEXT = "Print a lower bound on log p(D), D being the training examples of all clients that take part."
 ASSUMPTION = (
-    "A lower bound on log p(D) under the model's prior, estimated with one draw of each client's weights; its q_k is one "
-    "local update from the final broadcast."
+    "A lower bound on log p(D) under the model's prior, estimated with one draw of each client's weights; its q_k is "
+    "one local update from the final broadcast."
 )
 
 
