@@ -1,6 +1,6 @@
-"""Signatures and state types of the methods to come: the type checker reads this file, and so does a test.
+"""Signatures and state types of methods to come, and of some that came: for the type checker, and for a test.
 
-Each class has the state and message types of its paper and no mathematics; that `Method` accepts it shows that the
+Each class here has the state and message types of its paper and no mathematics; that `Method` accepts it shows that the
 protocol can hold it, and a protocol that changes so that one no longer fits fails here first. FedBE (whose server runs
 the model on public inputs), SCAFFOLD (whose server and clients keep control variates) and kNN-Per (whose posterior
 keeps the client's own examples) stand here because they strain it most; their bodies are real where the strain is.
@@ -19,8 +19,9 @@ from jax import Array
 from priory.core import rng, trees
 from priory.core.rng import Key
 from priory.core.struct import replace, struct
-from priory.fed.method import Divergence, Draws, Info, Message, Method, Population, Predictive, Task, point
+from priory.fed.method import Divergence, Draws, Evidence, Info, Message, Method, Population, Predictive, Task, point
 from priory.fed.shard import Batch, Shard
+from priory.methods import fedhb_mixture, fedhb_niw
 from priory.models.model import Params
 from tests.methods.problems import tiny_shards, tiny_task
 
@@ -67,32 +68,6 @@ class Assigned:
 
     cluster: Array
     w: Gaussian
-
-
-@struct
-class NIW:
-    """FedHB's server: m0, diagonal V0, the frozen head, N."""
-
-    m0: Weights
-    v0: Weights
-    head: Weights
-    num_clients: Array
-
-
-@struct
-class Prototypes:
-    """FedHB-Mixture's server: r_1 … r_K on axis 0, and the gate."""
-
-    r: Weights
-    gate: Params
-
-
-@struct
-class GatedUpdate:
-    """FedHB-Mixture's message."""
-
-    m: Weights
-    gate: Params
 
 
 @struct
@@ -236,42 +211,6 @@ class CFedBayes:
     def population(self, task: Task, down: Gaussian, data: Shard | None, key: Key) -> Clustered: ...
     def divergence(self, task: Task, down: Gaussian, posterior: Clustered) -> Array: ...
     def draws(self, task: Task, posterior: Clustered, key: Key, num: int) -> Params: ...
-
-
-@struct
-class FedHBNIW:
-    linear: ClassVar[bool] = False
-
-    def check(self) -> None: ...
-    def init(self, task: Task, key: Key) -> NIW: ...
-    def broadcast(self, server: NIW) -> NIW: ...
-    def enrol(self, task: Task, down: NIW, key: Key) -> Weights: ...
-    def client_update(
-        self, task: Task, down: NIW, client: Weights, data: Shard, key: Key
-    ) -> tuple[Weights, Message[Weights], Info]: ...
-    def aggregate(self, task: Task, server: NIW, messages: Message[Weights], key: Key) -> tuple[NIW, Info]: ...
-    def personalise(self, task: Task, down: NIW, client: Weights, data: Shard, key: Key) -> Params: ...
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive: ...
-    def population(self, task: Task, down: NIW, data: Shard | None, key: Key) -> Params: ...
-
-
-@struct
-class FedHBMixture:
-    linear: ClassVar[bool] = False
-
-    def check(self) -> None: ...
-    def init(self, task: Task, key: Key) -> Prototypes: ...
-    def broadcast(self, server: Prototypes) -> Prototypes: ...
-    def enrol(self, task: Task, down: Prototypes, key: Key) -> Weights: ...
-    def client_update(
-        self, task: Task, down: Prototypes, client: Weights, data: Shard, key: Key
-    ) -> tuple[Weights, Message[GatedUpdate], Info]: ...
-    def aggregate(
-        self, task: Task, server: Prototypes, messages: Message[GatedUpdate], key: Key
-    ) -> tuple[Prototypes, Info]: ...
-    def personalise(self, task: Task, down: Prototypes, client: Weights, data: Shard, key: Key) -> Prototypes: ...
-    def predict(self, task: Task, posterior: Prototypes, x: Array, key: Key) -> Predictive: ...
-    def population(self, task: Task, down: Prototypes, data: Shard | None, key: Key) -> Prototypes: ...
 
 
 @struct
@@ -467,8 +406,10 @@ class KNNPer:
 _pfedbayes: Method[Gaussian, Gaussian, PersonalGaussian, Gaussian, Gaussian] = PFedBayes()
 _sfedbayes: Method[SpikeSlab, SpikeSlab, Nothing, SpikeSlab, SpikeSlab] = SFedBayes()
 _cfedbayes: Method[Gaussian, Gaussian, Clustered, Assigned, Clustered] = CFedBayes()
-_fedhbniw: Method[NIW, NIW, Weights, Weights, Params] = FedHBNIW()
-_fedhbmixture: Method[Prototypes, Prototypes, Weights, GatedUpdate, Prototypes] = FedHBMixture()
+_fedhbniw: Method[fedhb_niw.Prior, fedhb_niw.Prior, Weights, Any, fedhb_niw.Posterior] = fedhb_niw.FedHBNIW()
+_fedhbmixture: Method[
+    fedhb_mixture.Prototypes, fedhb_mixture.Prototypes, Any, fedhb_mixture.Update, fedhb_mixture.Experts
+] = fedhb_mixture.FedHBMixture()
 _fedvi: Method[WithOptimiser, Amortised, Nothing, Amortised, AmortisedPosterior] = FedVI()
 _fedbnn: Method[Alignment, Array, OwnBNN, Array, Gaussian] = FedBNN()
 _fedpop: Method[WithOptimiser, Population_, Weights, Scores, Samples] = FedPop()
@@ -478,6 +419,9 @@ _knn_per: Method[Params, Params, Nothing, Params, Neighbours] = KNNPer()
 _selects: Population[Gaussian, Clustered] = CFedBayes()
 _certified: Divergence[Gaussian, Gaussian] = PFedBayes()
 _drawn: Draws[Samples] = FedPop()
+_own_draws: Draws[fedhb_niw.Posterior] = fedhb_niw.FedHBNIW()
+_bound: Evidence[fedhb_niw.Prior, Any] = fedhb_niw.FedHBNIW()
+_mixture_bound: Evidence[fedhb_mixture.Prototypes, fedhb_mixture.Update] = fedhb_mixture.FedHBMixture()
 
 
 @pytest.mark.parametrize("method", [FedBE(), Scaffold(), KNNPer()], ids=lambda method: type(method).__name__)
