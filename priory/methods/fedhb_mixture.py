@@ -116,7 +116,7 @@ class FedHBMixture:
     """
 
     num_prototypes: int = static(default=2)
-    variance: float = 0.1
+    variance: float = 0.05
     epsilon: float = 1e-4
     separation: float = static(default=1.0)  # read before the first round alone: no schedule can mean it
     start: Literal["best", "centre", "last"] = static(default="best")

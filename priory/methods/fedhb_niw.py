@@ -118,7 +118,7 @@ class FedHBNIW:
 
     keep: float = 0.999
     epsilon: float = 1e-4
-    prior_scale: float = 1.0
+    prior_scale: float = 2.0
     kl_scale: float = 1.0
     dim: Literal["factorised", "joint"] = static(default="factorised")
     precision: Literal["mode", "expected"] = static(default="mode")
@@ -150,6 +150,11 @@ class FedHBNIW:
     def init(self, task: Task, key: Key) -> Prior:
         drawn = task.init(key)
         frozen, learned = self._split(task, drawn.weights)
+        if not jax.tree.leaves(learned):
+            raise UsageError(
+                f"update={self.update} leaves nothing to learn together, for the head is the whole network; choose "
+                "update=full or a model with hidden layers."
+            )
         scale = jax.tree.map(lambda m: jnp.full_like(m, (task.num_examples + 1) * self.prior_scale**2), learned)
         return Prior(learned, scale, frozen, drawn.stats)  # n0 − d − 1 = |D| + 1, so that E[Σ] = s0² I
 
