@@ -149,6 +149,11 @@ class FedHBMixture:
         key_first, key_others, key_gate = jax.random.split(key, 3)
         first = task.init(key_first)
         frozen, common = self._split(task, first.weights)
+        if not jax.tree.leaves(common):
+            raise UsageError(
+                f"update={self.update} leaves nothing to learn together, for the head is the whole network; choose "
+                "update=full or a model with hidden layers."
+            )
         others = jax.vmap(lambda k: self._split(task, task.init(k).weights)[1])(
             jax.random.split(key_others, self.num_prototypes - 1)
         )
