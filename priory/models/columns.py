@@ -72,8 +72,11 @@ def _silence_inputs(
     mask = masks.get("/".join(context.module.path))
     if context.method_name != "__call__" or mask is None:
         return next_fun(*args, **kwargs)
-    x, *others = args
-    return next_fun(jnp.where(mask.reshape((1,) * (x.ndim - 1) + mask.shape), x, 0), *others, **kwargs)
+    x = args[0] if args else kwargs["inputs"]
+    silenced = jnp.where(mask.reshape((1,) * (x.ndim - 1) + mask.shape), x, 0)
+    if args:
+        return next_fun(silenced, *args[1:], **kwargs)
+    return next_fun(**(kwargs | {"inputs": silenced}))
 
 
 @functools.lru_cache(maxsize=64)
@@ -84,7 +87,7 @@ def _layers(model: Linen, input_shape: tuple[int, ...]) -> frozenset[str]:
     def record(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         module = context.module
         plain = type(module) is nn.Dense or (type(module) is nn.Conv and module.feature_group_count == 1)
-        if context.method_name == "__call__" and plain and args:
+        if context.method_name == "__call__" and plain:
             found.add("/".join(module.path))
         return next_fun(*args, **kwargs)
 
