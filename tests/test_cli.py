@@ -134,7 +134,7 @@ def test_the_bound_of_a_run_is_printed_with_what_it_assumes(capsys):
     assert main(["elbo", "a"]) == 0
     shown = capsys.readouterr().out
     for value in (bound.divergence, bound.total, bound.total / run.task.num_examples):
-        assert f" {value:,.3f} nats" in shown
+        assert f" {value:,.1f} nats" in shown
     assert "A lower bound on log p(D) under the model's prior" in shown
 
 

@@ -79,6 +79,12 @@ def share_out(point: Weights, prototypes: Weights, variance: Array | float) -> S
     return Shares(share, jax.tree.map(one, point, prototypes))
 
 
+def point_of(shares: Shares, prototypes: Weights) -> Weights:
+    """The point that was shared out: Σ_j c(j) (point − r_j) + Σ_j c(j) r_j."""
+    offset = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), shares.offset)
+    return trees.add(offset, blend(shares.share, prototypes))
+
+
 def maximise(mean: Shares, prototypes: Weights, shrinkage: Array | float, empty: float) -> Weights:
     """The M-step, eq. (77), for points whose mean shares are given; one with a share below `empty` stays.
 
@@ -95,7 +101,7 @@ def maximise(mean: Shares, prototypes: Weights, shrinkage: Array | float, empty:
 
 def expected_log_density(point: Weights, prototypes: Weights, variance: Array | float, width: Array | float) -> Array:
     """A lower bound on E log p(θ | μ) for θ ~ N(point, width²) and μ_j ~ N(r_j, width²), by Jensen's inequality."""
-    num = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(point))
+    num = trees.size(point)
     count = jax.tree.leaves(prototypes)[0].shape[0]
     blur = num * width**2 / variance
     constant = -0.5 * num * jnp.log(2 * jnp.pi * variance) - math.log(count) - blur
@@ -105,9 +111,3 @@ def expected_log_density(point: Weights, prototypes: Weights, variance: Array | 
 def pick(prototypes: Weights, index: Array) -> Weights:
     """One of the prototypes."""
     return jax.tree.map(lambda r: r[index], prototypes)
-
-
-def negative_log_posterior(prototypes: Weights, points: Weights, variance: Array | float) -> Array:
-    """The server's objective ½ Σ_j ‖r_j‖² + Σ_i penalty(m_i), eq. (74), which an EM step never raises."""
-    each = jax.vmap(lambda point: penalty(point, prototypes, variance))(points)
-    return 0.5 * trees.norm_squared(prototypes) + jnp.sum(each)

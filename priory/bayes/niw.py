@@ -79,11 +79,6 @@ class Observed:
     count: int = static()
 
 
-def size(weights: Weights) -> int:
-    """The number of weights."""
-    return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(weights))
-
-
 def mode_variance(q: NIW) -> Weights:
     """The mode of the covariance's marginal, V / (n + dim + 1), eq. (34)."""
     return jax.tree.map(lambda v: v / (q.dof + q.dim + 1), q.scale)
@@ -97,7 +92,7 @@ def expected_precision(q: NIW) -> Weights:
 def expected_log_det(q: NIW) -> Array:
     """E log|Σ| over all weights, eq. (51)."""
     log_scale = sum(jnp.sum(jnp.log(v)) for v in jax.tree.leaves(q.scale))
-    blocks = size(q.scale) // q.dim
+    blocks = trees.size(q.scale) // q.dim
     half = (q.dof - np.arange(q.dim)) / 2
     return log_scale - jnp.float32(blocks * (q.dim * math.log(2) + np.sum(digamma(half))))
 
@@ -105,7 +100,7 @@ def expected_log_det(q: NIW) -> Array:
 def kl(q: NIW, p: NIW) -> Array:
     """KL(q ‖ p) in nats with every constant, eq. (49); the two must have one `dim`."""
     assert q.dim == p.dim, "both must be joint or both factorised"
-    num, blocks = size(q.mean), size(q.mean) // q.dim
+    num, blocks = trees.size(q.mean), trees.size(q.mean) // q.dim
     half_q, half_p = q.dof / 2, p.dof / 2
     # Differences of huge numbers where dim is large: the constants are summed as float64, before any tracing, and the
     # scales are compared by the precisions n V⁻¹ that they make, which differ little.
@@ -130,7 +125,7 @@ def expected_divergence(q: NIW, mean: Weights, keep: Weights, width: Array | flo
     The divergence of a mixture is bounded by the mixture of divergences (eq. (35) takes it as equal), so an ELBO made
     of this is still a lower bound.
     """
-    num = size(mean)
+    num = trees.size(mean)
 
     def one(m: Array, m_q: Array, v: Array, p: Array) -> Array:
         return jnp.sum((_deviation(m, m_q, p) + width**2) / v)
@@ -198,18 +193,18 @@ def _deviation(m: Array, centre: Array, keep: Array) -> Array:
 
 
 def _marginal_scale(scatter: Array, count: int, dof: float) -> Array:
-    """The t for which the prior scale t·I and the V it leads to are optimal together: mean t/(t + S) = ν/(N + ν).
+    """The t for which the prior scale t·I and the V it leads to are optimal together: mean S/(t + S) = N/(N + ν).
 
-    The left side rises with t, so halving the interval of log t finds it; alternating the two steps would need
+    The left side falls with t, so halving the interval of log t finds it; alternating the two steps would need
     thousands of rounds where ν is large.
     """
-    target = dof / (count + dof)
+    target = count / (count + dof)
 
     def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         middle = (low + high) / 2
         t = jnp.exp(middle)
-        above = jnp.mean(t / (t + scatter)) > target
+        above = jnp.mean(scatter / (t + scatter)) < target
         return jnp.where(above, low, middle), jnp.where(above, middle, high)
 
     largest = jnp.log(jnp.maximum(jnp.max(scatter), 1e-30) * (dof + count) / count)

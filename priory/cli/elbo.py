@@ -13,7 +13,8 @@ from priory.store import RunDirectory
 TEXT = "Print a lower bound on log p(D), D being the training examples of all clients that take part."
 ASSUMPTION = (
     "A lower bound on log p(D) under the model's prior, estimated with one draw of each client's weights; its q_k is "
-    "one local update from the final broadcast."
+    "one local update from the final broadcast. What the method learned of the prior itself (such as its mean) is "
+    "taken as given, so do not compare bounds across ways of learning it."
 )
 
 
@@ -38,6 +39,6 @@ def elbo(argv: Sequence[str]) -> int:
     console.print(f"{run.name} on {run.federation.name} after {done}", markup=False, soft_wrap=True)
     parts = {"  clients' terms": bound.per_client.sum(), "− KL(q(φ) ‖ p(φ))": bound.divergence, "= ELBO": bound.total}
     for name, value in (parts | {"  per example": bound.total / run.task.num_examples}).items():
-        console.print(f"{name:20}{value:18,.3f} nats", markup=False)
+        console.print(f"{name:20}{value:18,.1f} nats", markup=False)
     console.print(ASSUMPTION, markup=False, soft_wrap=True)
     return 0

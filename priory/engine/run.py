@@ -96,7 +96,10 @@ class PersonalModel:
 
 @dataclass(frozen=True)
 class Elbo:
-    """A lower bound on log p(D), D the training examples of all clients that take part; in nats.
+    """An estimate, from one draw of each client's weights, of a lower bound on log p(D); in nats.
+
+    D are the training examples of all clients that take part. Where a method learns hyper-parameters of its prior
+    (empirical Bayes), p is the prior with those in place: bounds under different ways of learning it do not compare.
 
     Attributes:
         total: The bound: Σ_k per_client − divergence.
@@ -183,7 +186,7 @@ class Run:
         return self._personalised(data, place, jnp.bool_(False), state, visits=self.settings.onboard_visits)
 
     def elbo(self) -> Elbo:
-        """The lower bound on log p(D) under the model's prior, with one draw of each client's weights.
+        """The bound on log p(D) under the model's prior, with one draw of each client's weights.
 
         Each q_k is one local update from the final broadcast, whether or not the client took part in the last round.
         """

@@ -12,7 +12,7 @@ from jax import Array
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import static, struct
-from priory.fed.checks import at_least, positive
+from priory.fed.checks import at_least, choices, positive
 from priory.fed.method import Task
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
@@ -59,6 +59,7 @@ class Optimiser:
 
     def check(self) -> None:
         """Raise on a rate that cannot be meant."""
+        choices(self)
         positive("step-size", self.step_size)
         at_least("weight-decay", self.weight_decay, 0)
         if not 0 <= self.momentum < 1:

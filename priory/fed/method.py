@@ -24,11 +24,14 @@ Laws, checked for every registered method by `tests/methods/test_laws.py`:
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
+from priory.core import trees
+from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import static, struct
 from priory.fed.shard import Batch, Shard
@@ -74,6 +77,16 @@ class Task:
     def init(self, key: Key) -> Params:
         """Freshly drawn parameters."""
         return self.model.init(key, self.input_shape)
+
+    def frozen_and_learned(self, weights: Any, update: Literal["full", "body"]) -> tuple[Any, Any]:
+        """The part that is only shared, and the part that is learned together: nothing and all, or head and body."""
+        frozen, learned = trees.partition(weights, self.is_head if update == "body" else lambda path: False)
+        if not jax.tree.leaves(learned):
+            raise UsageError(
+                f"update={update} leaves nothing to learn together, for the head is the whole network; choose "
+                "update=full or a model with hidden layers."
+            )
+        return frozen, learned
 
     def nll(self, params: Params, batch: Batch, key: Key | None = None, masks: Any = None) -> tuple[Array, Any]:
         """The mean negative log-likelihood of the rows that count, and the new statistics.

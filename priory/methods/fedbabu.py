@@ -17,7 +17,7 @@ from jax import Array
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
-from priory.fed.checks import at_least, positive
+from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
 from priory.fed.shard import Batch, Shard
@@ -45,6 +45,7 @@ class FedBABU:
     linear: ClassVar[bool] = True
 
     def check(self) -> None:
+        choices(self)
         self.optimiser.check()
         self.work.check()
         at_least("finetune-epochs", self.finetune_epochs, 0)

@@ -8,7 +8,8 @@ algorithms 3, 6 and 9.
 
 Server keeps   (m0, V0)   broadcast as they are: 2d numbers (and the frozen head, where only the body is learned)
 Client keeps   nothing, or m_k (`stateful`)
-Client sends   m_k        d numbers, weighted equally; {δ, δ²} with δ = m_k − m0 for secure sums (`linear`)
+Client sends   m_k        d numbers, weighted equally; {δ, δ²} with δ = m_k − m0 for secure sums (`linear`), whose sum
+                          hides a client, though a single message would not
 
 What the paper leaves open, and what is done here (docs/methods/fedhb.md has the measurements):
 
@@ -18,7 +19,8 @@ What the paper leaves open, and what is done here (docs/methods/fedhb.md has the
 - Eq. (33) puts the mode V0/(n0 + d + 1) of Σ in place of q(φ) (`precision="mode"`); the expectation n0 V0⁻¹ is known,
   and is what the server's step minimises (`precision="expected"`).
 - Eq. (18) shrinks m0 by p N/(N + 1) in every round. `prior_mean="learned"` is empirical Bayes: the prior mean that
-  maximises the bound is m0 itself, which leaves the factor p; `"flat"` is the plain mean of the m_k.
+  maximises the bound is m0 itself, which leaves the factor p. `"plain"` drops that too: m0 is the clients' mean, which
+  maximises the bound for p = 1 only.
 - The prior scale s0 is 1 in the paper; `learn_scale` maximises the bound over it, tensor by tensor.
 - First q(φ): m0 is a fresh network, V0 makes E[Σ] = s0² I.
 - Dropout zeroes columns, the weights that leave one input unit, once a minibatch; biases stay, so p = 1 for them;
@@ -27,6 +29,7 @@ What the paper leaves open, and what is done here (docs/methods/fedhb.md has the
 - Global prediction: the mean m0, or `global_samples` draws of the Student-t. Personal prediction: the mean m
   (algorithm 9), or `personal_samples` draws of N(m, Σ*), because ε leaves a posterior without width.
 - A head that is frozen in training has no prior; personalisation trains it without a penalty.
+- A client without examples sends nothing.
 """
 
 from typing import Any, Literal
@@ -41,7 +44,7 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
-from priory.fed.checks import at_least, positive
+from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser, Pull, Work, fit, total_nll
 from priory.fed.method import Info, Message, Predictive, Task, point
 from priory.fed.shard import Batch, Shard
@@ -99,17 +102,19 @@ class FedHBNIW:
     Attributes:
         keep: p, the probability that dropout keeps a column.
         epsilon: ε, width of the components of q_k.
-        prior_scale: s0, prior standard deviation of a client's weight around the mean.
+        prior_scale: s0, prior standard deviation of a client's weight around the mean; the prior is worth three
+            clients, so that with N of them the learned one is about s0/√N where clients agree.
         kl_scale: Factor on the penalty; 1 is the model.
         dim: One joint covariance of all weights (printed), or an independent variance for each.
         precision: What the penalty takes for Σ⁻¹: at the mode of q (printed), or its expectation under q.
-        prior_mean: Zero (printed), learned by empirical Bayes, or flat (m0 is the clients' plain mean).
+        prior_mean: Zero (printed), learned by empirical Bayes (m0 is p times the clients' mean), or their plain mean.
         learn_scale: Learn s0 by empirical Bayes, one number for each tensor.
         update: Learn the full network together, or the body under a frozen random head.
         stateful: Clients go on from their own last m_k instead of m0.
         linear: Send moments, which may be summed securely; twice the uplink.
-        global_samples: Draws of the Student-t that predict for the population; 0 predicts with m0.
-        personal_samples: Draws of N(m, Σ*) that predict for a client; 0 predicts with m.
+        global_samples: Draws of the Student-t that predict for the population (for a small prior-scale); 0 predicts
+            with m0.
+        personal_samples: Draws of N(m, Σ*) that predict for a client (for a small prior-scale); 0 predicts with m.
         optimiser: Local solver.
         work: Local work of a round.
         finetune_epochs: Passes over a client's data that make its posterior, eq. (46).
@@ -122,7 +127,7 @@ class FedHBNIW:
     kl_scale: float = 1.0
     dim: Literal["factorised", "joint"] = static(default="factorised")
     precision: Literal["mode", "expected"] = static(default="mode")
-    prior_mean: Literal["zero", "learned", "flat"] = static(default="flat")
+    prior_mean: Literal["zero", "learned", "plain"] = static(default="plain")
     learn_scale: bool = static(default=False)
     update: Literal["full", "body"] = static(default="full")
     stateful: bool = static(default=False)
@@ -135,9 +140,12 @@ class FedHBNIW:
     finetune_step_size: float = 0.01
 
     def check(self) -> None:
+        choices(self)
         if not 0 < self.keep <= 1:
             raise UsageError(f"keep={self.keep} lies outside (0, 1]; choose a probability such as 0.999.")
         at_least("epsilon", self.epsilon, 0)
+        if self.learn_scale and self.epsilon == 0:
+            raise UsageError("epsilon=0.0 leaves learn-scale no scale above zero; choose a width such as 0.0001.")
         positive("prior-scale", self.prior_scale)
         at_least("kl-scale", self.kl_scale, 0)
         at_least("global-samples", self.global_samples, 0)
@@ -149,12 +157,7 @@ class FedHBNIW:
 
     def init(self, task: Task, key: Key) -> Prior:
         drawn = task.init(key)
-        frozen, learned = self._split(task, drawn.weights)
-        if not jax.tree.leaves(learned):
-            raise UsageError(
-                f"update={self.update} leaves nothing to learn together, for the head is the whole network; choose "
-                "update=full or a model with hidden layers."
-            )
+        frozen, learned = task.frozen_and_learned(drawn.weights, self.update)
         scale = jax.tree.map(lambda m: jnp.full_like(m, (task.num_examples + 1) * self.prior_scale**2), learned)
         return Prior(learned, scale, frozen, drawn.stats)  # n0 − d − 1 = |D| + 1, so that E[Σ] = s0² I
 
@@ -179,7 +182,8 @@ class FedHBNIW:
         if self.linear:
             payload = Moments(delta, jax.tree.map(jnp.square, delta), params.stats)
         kept = params.weights if self.stateful else ()
-        return kept, Message(payload, weight=jnp.float32(1)), {"loss": loss, "drift": trees.norm(delta)}
+        weight = (data.count > 0).astype("float32")
+        return kept, Message(payload, weight), {"loss": loss, "drift": trees.norm(delta)}
 
     def aggregate(self, task: Task, server: Prior, messages: Message[Any], key: Key) -> tuple[Prior, Info]:
         del key
@@ -188,19 +192,18 @@ class FedHBNIW:
         # The participants stand for all N clients: N/N_f Σ_i is N times their mean.
         observed = Observed(mean, spread, keep, self.epsilon, task.num_clients)
         prior = self._prior(mean)
-        if self.prior_mean == "zero":
-            centre = niw.shrunk_mean(prior, observed)  # eq. (18)
-        else:
-            scaled = jax.tree.map(jnp.multiply, keep, mean)
-            centre = scaled if self.prior_mean == "learned" else mean
-            prior = replace(prior, mean=centre)
+        if self.prior_mean == "learned":
+            prior = replace(prior, mean=jax.tree.map(jnp.multiply, keep, mean))
+        elif self.prior_mean == "plain":
+            prior = replace(prior, mean=mean)
+        centre = mean if self.prior_mean == "plain" else niw.shrunk_mean(prior, observed)  # eq. (18)
         before = self._posterior(task, server)
         new = niw.update(prior, observed, before.dof, before.strength, centre, self.learn_scale)
         proposed = Prior(new.mean, new.scale, server.frozen, stats)
-        heard = jnp.sum(messages.weight) > 0
-        variance = niw.mode_variance(new)
-        rms = jnp.sqrt(sum(map(jnp.sum, jax.tree.leaves(variance))) / niw.size(variance))
-        return trees.select(heard, proposed, server), {"client_sd": rms}
+        server = trees.select(jnp.sum(messages.weight) > 0, proposed, server)
+        variance = niw.mode_variance(self._posterior(task, server))
+        rms = jnp.sqrt(sum(map(jnp.sum, jax.tree.leaves(variance))) / trees.size(variance))
+        return server, {"client_sd": rms}
 
     def personalise(self, task: Task, down: Prior, client: Weights, data: Shard, key: Key) -> Posterior:
         start = trees.merge(down.frozen, client if self.stateful else down.mean)
@@ -275,10 +278,6 @@ class FedHBNIW:
         divergence = niw.expected_divergence(self._posterior(task, down), mean, keep, self.epsilon)
         return -total_nll(task, network, data, self.work.batch_size) - divergence
 
-    def _split(self, task: Task, weights: Weights) -> tuple[Weights, Weights]:
-        """The frozen part and the learned part."""
-        return trees.partition(weights, task.is_head if self.update == "body" else _nothing)
-
     def _nll(self, task: Task, params: Params, frozen: Weights, batch: Batch, key: Key) -> tuple[Array, Any]:
         """The likelihood term of eqs. (17) and (46), at the dropout version of the weights."""
         key_drop, key_net = jax.random.split(key)
@@ -307,7 +306,7 @@ class FedHBNIW:
         return NIW(trees.zeros(like), scale, 1.0, dim + 2.0, dim)
 
     def _dim(self, weights: Weights) -> int:
-        return niw.size(weights) if self.dim == "joint" else 1
+        return trees.size(weights) if self.dim == "joint" else 1
 
     def _moments(self, server: Prior, messages: Message[Any]) -> tuple[Weights, Weights, Any]:
         """The mean of the participants' m_k, their mean square around it, and the mean statistics."""
@@ -324,8 +323,3 @@ class FedHBNIW:
 
         still = trees.zeros(server.mean)
         return mean.weights, trees.weighted_mean(payload.weights, weight, still, of=squares), mean.stats
-
-
-def _nothing(path: str) -> bool:
-    del path
-    return False

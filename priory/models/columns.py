@@ -1,8 +1,9 @@
 """Dropout of columns: everything that leaves one input unit of a layer, gone or there for a whole minibatch.
 
-A column runs along the last axis of a kernel, dense or convolutional, at one place of the axis before it. Biases and
-other vectors have none. Nothing is divided by the probability: as a posterior (Gal and Ghahramani, Dropout as a
-Bayesian Approximation, ICML 2016, arXiv:1506.02142) a dropped column sits at zero.
+A column runs along the last axis of a kernel (a leaf of that name, or `embedding`), at one place of the axis before it:
+Flax's layout, dense or convolutional. Biases, layers with a single column (which would vanish whole) and the weights of
+other libraries, whose axes mean other things, have none. Nothing is divided by the probability: as a posterior (Gal and
+Ghahramani, Dropout as a Bayesian Approximation, ICML 2016, arXiv:1506.02142) a dropped column sits at zero.
 """
 
 import functools
@@ -23,15 +24,17 @@ Weights = Any
 
 def keep_probabilities(weights: Weights, keep: Array | float) -> Weights:
     """The probability that a column of each leaf stays: `keep`, or 1 where there are none."""
-    return jax.tree.map(lambda leaf: jnp.float32(keep) if _has_columns(leaf) else jnp.float32(1), weights)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jnp.float32(keep) if _has_columns(path, leaf) else jnp.float32(1), weights
+    )
 
 
 def draw_masks(key: Array, weights: Weights, keep: Array | float) -> Weights:
     """Which columns stay, (columns,) for each kernel and None for what has none."""
-    leaves, structure = jax.tree.flatten(weights)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(weights)
     drawn = [
-        jax.random.bernoulli(jax.random.fold_in(key, i), keep, (leaf.shape[-2],)) if _has_columns(leaf) else None
-        for i, leaf in enumerate(leaves)
+        jax.random.bernoulli(jax.random.fold_in(key, i), keep, (leaf.shape[-2],)) if _has_columns(path, leaf) else None
+        for i, (path, leaf) in enumerate(leaves)
     ]
     return jax.tree.unflatten(structure, drawn)
 
@@ -56,10 +59,7 @@ def apply_without(
     if not isinstance(model, Linen):
         return model.apply(Params(drop(params.weights, masks), params.stats), x, key=key)
     at_input = _layers(model, x.shape[1:])
-    flat = {
-        trees.path_of(path): mask
-        for path, mask in jax.tree_util.tree_flatten_with_path(masks)[0]
-    }  # fmt: skip
+    flat = {trees.path_of(path): mask for path, mask in jax.tree_util.tree_flatten_with_path(masks)[0]}
     early = {name: flat[f"{name}/kernel"] for name in at_input if f"{name}/kernel" in flat}
     _, late = trees.partition(masks, lambda path: path.removesuffix("/kernel") in early)
     with nn.intercept_methods(functools.partial(_silence_inputs, early)):
@@ -96,5 +96,6 @@ def _layers(model: Linen, input_shape: tuple[int, ...]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _has_columns(leaf: Array) -> bool:
-    return jnp.ndim(leaf) >= 2
+def _has_columns(path: Any, leaf: Array) -> bool:
+    name = trees.path_of(path).rpartition("/")[2]
+    return name in ("kernel", "embedding") and jnp.ndim(leaf) >= 2 and leaf.shape[-2] > 1

@@ -15,6 +15,7 @@ from scipy.special import digamma
 
 from priory.bayes import niw
 from priory.bayes.niw import NIW, Observed
+from priory.core import trees
 
 NUM = 20_000
 BLOCKS = {"joint": 2, "factorised": 1}  # sizes of the covariance of two weights
@@ -292,9 +293,9 @@ def test_a_student_t_without_end_to_its_degrees_is_normal():
 def test_one_weight_is_the_same_joint_and_factorised():
     q = two(1)
     joint = {"a": q.mean["a"]}, {"a": q.scale["a"]}
-    assert niw.size(joint[0]) == 1
+    assert trees.size(joint[0]) == 1
     # A covariance of size 1 is what both readings come to, so every formula is the scalar one.
-    single = NIW(*joint, q.strength, q.dof, niw.size(joint[0]))
+    single = NIW(*joint, q.strength, q.dof, trees.size(joint[0]))
     assert float(niw.mode_variance(single)["a"]) == pytest.approx(3.0 / (q.dof + 2), rel=1e-6)
     assert float(niw.expected_log_det(single)) == pytest.approx(
         math.log(3.0) - math.log(2.0) - digamma(q.dof / 2), rel=1e-5

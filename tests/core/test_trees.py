@@ -107,3 +107,16 @@ def test_a_partition_sees_paths_joined_by_slashes():
     seen = []
     trees.partition({"a": {"b": [1.0, 2.0]}}, lambda path: bool(seen.append(path)))
     assert set(seen) == {"a/b/0", "a/b/1"}
+
+
+def test_the_sum_over_nobody_is_zero():
+    found = trees.weighted_sum({"a": jnp.ones((0, 3))}, jnp.ones(0), of=lambda member: trees.scale(2.0, member))
+    np.testing.assert_array_equal(found["a"], np.zeros(3))
+
+
+def test_a_running_sum_and_a_reduction_agree(monkeypatch):
+    stacked, weight = {"a": jnp.arange(12.0).reshape(4, 3).at[1].set(jnp.nan)}, jnp.array([1.0, 0.0, 2.0, 0.5])
+    running = trees.weighted_sum(stacked, weight, of=lambda member: jax.tree.map(jnp.square, member))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    reduced = trees.weighted_sum(stacked, weight, of=lambda member: jax.tree.map(jnp.square, member))
+    np.testing.assert_allclose(running["a"], reduced["a"], rtol=1e-6)

@@ -46,7 +46,7 @@ def pinned(**options):
     """The method with every field written down: the tests do not follow its defaults."""
     fields = {
         "keep": 1.0, "epsilon": 1e-4, "prior_scale": 1.0, "kl_scale": 1.0,
-        "dim": "factorised", "precision": "mode", "prior_mean": "flat", "learn_scale": False,
+        "dim": "factorised", "precision": "mode", "prior_mean": "plain", "learn_scale": False,
         "update": "full", "stateful": False, "linear": False, "global_samples": 0, "personal_samples": 0,
         "optimiser": Optimiser("sgd", 0.1), "work": Work(epochs=1, batch_size=32),
         "finetune_epochs": 5, "finetune_step_size": 0.01,

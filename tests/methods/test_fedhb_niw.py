@@ -153,7 +153,7 @@ def test_without_penalty_and_dropout_a_round_is_that_of_fedavg():
 
     messages, plain = stacked(niw, DOWN), Params(DOWN.mean)
     expected = flat(next_server(average, REGRESSION, plain, stacked(average, plain)))
-    for prior_mean, factor in (("zero", 4 / 5), ("flat", 1.0), ("learned", 1.0)):
+    for prior_mean, factor in (("zero", 4 / 5), ("plain", 1.0), ("learned", 1.0)):
         found = next_server(replace(niw, prior_mean=prior_mean), REGRESSION, DOWN, messages)
         np.testing.assert_allclose(flat(found.mean), factor * expected, atol=1e-6)
 
@@ -367,6 +367,12 @@ def test_clients_that_never_took_part_are_onboarded(federation):
         (FedHBNIW(keep=-1.0), r"keep=-1.0 lies outside \(0, 1\]"),
         (FedHBNIW(keep=float("nan")), r"keep=nan lies outside \(0, 1\]"),
         (FedHBNIW(epsilon=-1.0), r"epsilon=-1.0 is out of range; choose 0 or more\.$"),
+        (
+            FedHBNIW(epsilon=0.0, learn_scale=True),
+            r"epsilon=0.0 leaves learn-scale no scale above zero; choose a",
+        ),
+        (FedHBNIW(prior_mean="flat"), r"prior-mean='flat' is not known; choose from zero, learned, plain\.$"),
+        (FedHBNIW(optimiser=Optimiser("sdg")), r"kind='sdg' is not known; choose from sgd, adam, rmsprop\.$"),
         (FedHBNIW(prior_scale=0.0), r"prior-scale=0.0 is not a positive number; choose one above 0\.$"),
         (FedHBNIW(prior_scale=float("inf")), r"prior-scale=inf is not a positive number"),
         (FedHBNIW(kl_scale=-1.0), r"kl-scale=-1.0 is out of range; choose 0 or more\.$"),

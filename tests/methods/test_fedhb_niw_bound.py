@@ -86,7 +86,7 @@ def test_the_bound_never_falls_where_client_and_server_maximise_the_same(dim):
 def test_a_learned_prior_mean_saves_the_pull_of_eq_55(dim):
     zero = pinned(dim=dim, prior_mean="zero").server_evidence(REGRESSION, DOWN)
     _, n0, _ = constants(dim, sum(COUNTS))
-    for prior_mean in ("learned", "flat"):
+    for prior_mean in ("learned", "plain"):
         found = pinned(dim=dim, prior_mean=prior_mean).server_evidence(REGRESSION, DOWN)
         assert float(found - zero) == pytest.approx(0.5 * n0 * np.sum(M0**2 / V0), rel=1e-4)
 

@@ -140,7 +140,7 @@ def test_the_scale_is_the_scatter_of_clients_and_prior_around_the_mean(dim):
         ("zero", 0.75, np.where(KEPT, 5 / 6, 0.75 * 5 / 6)),
         ("learned", 0.75, np.where(KEPT, 1.0, 0.75)),
         ("learned", 1.0, np.ones(6)),
-        ("flat", 0.75, np.ones(6)),
+        ("plain", 0.75, np.ones(6)),
     ],
 )
 @each_size
@@ -175,7 +175,7 @@ def moments_of(thetas, centre):
     return Message(Moments(weights_of(delta), weights_of(delta**2), {}), jnp.ones(len(thetas)))
 
 
-@pytest.mark.parametrize(("prior_mean", "learn_scale"), [("zero", False), ("learned", True), ("flat", False)])
+@pytest.mark.parametrize(("prior_mean", "learn_scale"), [("zero", False), ("learned", True), ("plain", False)])
 @each_dim
 def test_moments_tell_the_server_as_much_as_the_weights(dim, prior_mean, learn_scale):
     thetas, centre = 0.01 * some_thetas() + 1.0, np.full(6, 1.0)

@@ -156,7 +156,7 @@ def test_layers_are_silenced_at_their_input_and_only_what_has_none_is_copied():
     assert found["batch norm"] == {"Dense_0", "Dense_1", "twice"}
     assert found["grouped"] == {"Dense_0"}
     assert found["embedding"] == {"Dense_0"}
-    assert found["odd calls"] == {"conv", "inner/Dense_0", "inner/Dense_1"}
+    assert found["odd calls"] == {"conv", "Dense_0", "inner/Dense_0", "inner/Dense_1"}
 
 
 def test_a_part_of_a_network_is_dropped_and_the_rest_stays():
@@ -181,9 +181,10 @@ def test_a_column_is_all_that_leaves_one_input_unit():
 
 @jax.jit
 def many_masks(keep):
-    weights = {"dense": jnp.zeros((50, 2)), "conv": jnp.zeros((3, 3, 50, 2))}
+    weights = {"dense": {"kernel": jnp.zeros((50, 2))}, "conv": {"kernel": jnp.zeros((3, 3, 50, 2))}}
     keys = jax.random.split(jax.random.key(0), 500)
-    return jax.vmap(lambda key: columns.draw_masks(key, weights, keep))(keys)
+    drawn = jax.vmap(lambda key: columns.draw_masks(key, weights, keep))(keys)
+    return {name: masks["kernel"] for name, masks in drawn.items()}
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.75, 0.999])
@@ -201,11 +202,17 @@ def test_columns_of_one_layer_go_independently_of_another():
     assert abs(correlation) < 4 / np.sqrt(masks["dense"].size)
 
 
-def test_biases_and_other_vectors_have_no_columns():
-    weights = {"kernel": jnp.zeros((3, 2)), "bias": jnp.zeros(2), "log_scale": jnp.zeros(()), "conv": jnp.zeros((1, 1))}
+def test_only_kernels_of_several_columns_have_any():
+    weights = {
+        "kernel": jnp.zeros((3, 2)),
+        "depthwise": {"kernel": jnp.zeros((3, 3, 1, 8))},  # its one column is the whole layer
+        "equinox": {"weight": jnp.zeros((2, 3))},  # outputs come first there
+        "bias": jnp.zeros(2),
+        "log_scale": jnp.zeros(()),
+    }
     masks = columns.draw_masks(jax.random.key(0), weights, 0.0)
-    assert masks["bias"] is None
-    assert masks["log_scale"] is None
-    assert not masks["kernel"].any()
+    assert not masks.pop("kernel").any()
+    assert jax.tree.leaves(masks) == []
     kept = columns.keep_probabilities(weights, 0.25)
-    assert jax.tree.map(float, kept) == {"kernel": 0.25, "bias": 1.0, "log_scale": 1.0, "conv": 0.25}
+    assert float(kept.pop("kernel")) == 0.25
+    assert set(map(float, jax.tree.leaves(kept))) == {1.0}
