@@ -5,7 +5,8 @@
 
 100 clients with 5 shards each, cohort 10, one hidden layer of 256 units; one local epoch for 100 rounds or five for 20.
 Seed s is that of the partition and of the run, so methods are paired within a seed. Every finished cell is a JSON file
-of its own with the command that makes it again, and is read back; delete one to run it anew.
+of its own with the command that makes it again; it is read back as long as the method's settings are those it was run
+with.
 """
 
 import argparse
@@ -54,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--estimate", action="store_true", help="run nothing")
     options = parser.parse_args()
-    missing = [cell for cell in cells() if not path_of(*cell).exists()]
+    missing = [cell for cell in cells() if not is_current(*cell)]
     print(f"{len(missing)} cells to run, about {len(missing) * SECONDS / 60:.0f} minutes on two cores", flush=True)
     if options.estimate:
         return
@@ -79,6 +80,17 @@ def path_of(data: str, work: str, spec: str, seed: int) -> Path:
     return CELLS / f"{data}-{work}-{name_of(spec)}-{seed}.json"
 
 
+def is_current(data: str, work: str, spec: str, seed: int) -> bool:
+    """Whether a cell was run with the settings that the method has today."""
+    path = path_of(data, work, spec, seed)
+    return path.exists() and json.loads(path.read_text())["settings"] == repr(method_of(spec, work))
+
+
+def method_of(spec: str, work: str) -> Any:
+    shared = {"step_size": 0.1, "momentum": 0.9, "batch_size": 50, "epochs": WORKS[work][0]}
+    return methods_from([spec], shared)[spec]
+
+
 def name_of(spec: str) -> str:
     return spec.partition(":")[0]
 
@@ -87,8 +99,7 @@ def run(data: str, work: str, spec: str, seed: int) -> None:
     epochs, rounds = WORKS[work]
     name, _, own = spec.partition(":")
     federation = priory.data.load(data).partition("shards:5", clients=100, seed=seed)
-    shared = {"step_size": 0.1, "momentum": 0.9, "batch_size": 50, "epochs": epochs}
-    method = methods_from([spec], shared)[spec]
+    method = method_of(spec, work)
     settings: dict[str, Any] = {"cohort": 10, "model": "mlp:256", "schedule": ("step-size=step:0.1@0.5,0.75",)}
     done = priory.simulate(method, federation, rounds=rounds, seed=seed, eval_every=0, **settings)
     flags = "".join(f" --{item.replace('=', ' ')}" for item in filter(None, own.split(",")))
@@ -98,7 +109,8 @@ def run(data: str, work: str, spec: str, seed: int) -> None:
         f"--model mlp:256 --eval-every 0 --seed {seed} --data-seed {seed}"
     )
     CELLS.mkdir(exist_ok=True)
-    origin = {"command": command, "version": priory.__version__, "data_checksum": federation.checksum}
+    origin = {"command": command, "settings": repr(method), "version": priory.__version__}
+    origin["data_checksum"] = federation.checksum
     path_of(data, work, spec, seed).write_text(json.dumps({**origin, **done.summary()}, indent=2) + "\n")
 
 

@@ -93,6 +93,8 @@ def weighted_sum(stacked: PyTree, weight: Array, of: Callable[[PyTree], Tree] = 
 
     if jax.default_backend() != "cpu" or weight.shape[0] == 0:
         return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), jax.vmap(term)(weight, stacked))
+    if weight.shape[0] == 1:
+        return term(weight[0], jax.tree.map(lambda leaf: leaf[0], stacked))
     # A running sum: XLA's reduction over the leading axis takes ten times as long on a CPU.
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (weight, stacked))
 

@@ -22,7 +22,8 @@ What the paper leaves open, and what is done here (docs/methods/fedhb.md has the
   maximises the bound is m0 itself, which leaves the factor p. `"plain"` drops that too: m0 is the clients' mean, which
   maximises the bound for p = 1 only.
 - The prior scale s0 is 1 in the paper; `learn_scale` maximises the bound over it, tensor by tensor.
-- First q(φ): m0 is a fresh network, V0 makes E[Σ] = s0² I.
+- First q(φ): m0 is a fresh network, and V0 is what eq. (18) gives when all clients agree with it. A V0 that makes
+  E[Σ] = s0² I lets clients go almost free in the first round, which costs the whole run (docs/methods/fedhb.md).
 - Dropout zeroes columns, the weights that leave one input unit, once a minibatch; biases stay, so p = 1 for them;
   nothing is divided by p. ε is 1e-4, enters V0 and the bound, and is not sampled in training.
 - The penalty is divided by |D_k| and the likelihood is a minibatch mean (below eq. (35)). It is taken implicitly.
@@ -158,8 +159,9 @@ class FedHBNIW:
     def init(self, task: Task, key: Key) -> Prior:
         drawn = task.init(key)
         frozen, learned = task.frozen_and_learned(drawn.weights, self.update)
-        scale = jax.tree.map(lambda m: jnp.full_like(m, (task.num_examples + 1) * self.prior_scale**2), learned)
-        return Prior(learned, scale, frozen, drawn.stats)  # n0 − d − 1 = |D| + 1, so that E[Σ] = s0² I
+        before = self._prior(learned)
+        agreed = (task.num_examples + before.dof) / (task.num_clients + before.dof)  # eq. (18) without any spread
+        return Prior(learned, trees.scale(agreed, before.scale), frozen, drawn.stats)
 
     def broadcast(self, server: Prior) -> Prior:
         return server

@@ -39,7 +39,8 @@ def verbs_of_a_client(method, task, down, client, joined, data, root, t, place):
 @pytest.mark.parametrize("prior_mean", ["zero", "learned"])
 def test_the_bound_of_a_normal_inverse_wishart_lies_within_a_nat_and_a_half_below_the_evidence(prior_mean):
     """One example a client makes l0 = N + 1 and n0 = N + 3 the optimal ones, and ε = 0.5 is near the optimal width."""
-    run = six_means(priory.FedHBNIW(epsilon=0.5, prior_mean=prior_mean, precision="expected", update="body", **SOLVER))
+    options = {"epsilon": 0.5, "prior_scale": 1.0, "precision": "expected", "update": "body"}
+    run = six_means(priory.FedHBNIW(prior_mean=prior_mean, **options, **SOLVER))
     centre = 0.0 if prior_mean == "zero" else float(run.server.mean["body"])
     grid = np.linspace(-12, 12, 1201)  # of log σ², where σ² ~ IG(3/2, 1/2), μ ~ N(centre, σ²), θ_k ~ N(μ, σ²)
     log_likelihood = [log_normal(centre, np.exp(t) * (ALIKE + APART) + APART) for t in grid]
@@ -49,7 +50,8 @@ def test_the_bound_of_a_normal_inverse_wishart_lies_within_a_nat_and_a_half_belo
 
 def test_the_bound_of_one_prototype_lies_within_a_nat_and_a_half_below_the_evidence():
     """With r ~ N(0, 1) and θ_k ~ N(r, 1) the evidence is a normal density."""
-    method = priory.FedHBMixture(num_prototypes=1, variance=1.0, epsilon=0.5, gate=False, update="body", **SOLVER)
+    options = {"variance": 1.0, "epsilon": 0.5, "prior_mean": "zero", "gate": False, "update": "body"}
+    method = priory.FedHBMixture(num_prototypes=1, **options, **SOLVER)
     assert_below(six_means(method), log_normal(0.0, ALIKE + 2 * APART))
 
 

@@ -205,11 +205,11 @@ def test_a_client_with_memory_keeps_what_it_sends():
     assert np.all(flat(kept) != flat(DOWN.mean))
 
 
-def test_the_first_server_expects_the_covariance_of_the_prior():
-    server = pinned(prior_scale=0.5).init(REGRESSION, rng.root(0))
-    for dim in ("joint", "factorised"):
-        d, n0, _ = constants(dim, sum(COUNTS))
-        np.testing.assert_allclose(flat(server.scale) / (n0 - d - 1), 0.25, rtol=1e-6)
+@pytest.mark.parametrize("dim", ["joint", "factorised"])
+def test_the_first_server_is_that_of_clients_who_all_agree(dim):
+    server = pinned(prior_scale=0.5, dim=dim).init(REGRESSION, rng.root(0))
+    d, n0, _ = constants(dim, sum(COUNTS))
+    np.testing.assert_allclose(flat(server.scale), n0 / (REGRESSION.num_clients + d + 2) * 0.25, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
