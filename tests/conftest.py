@@ -1,6 +1,8 @@
 """Settings of the whole suite: strict JAX, two CPU devices, compiled code kept between runs."""
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -16,6 +18,16 @@ jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "xla"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs() -> Iterator[None]:
+    """Lets go of compiled programs once they are many: each maps memory, and past the kernel's limit XLA crashes."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

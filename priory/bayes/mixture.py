@@ -53,13 +53,12 @@ def responsibilities(point: Weights, prototypes: Weights, variance: Array | floa
     only δ_j·point changes, and a product is several times faster than a sum of squares.
     """
 
-    def one(a: Array, r: Array) -> Array:
-        centre = jnp.mean(r, axis=0)
+    def one(a: Array, r: Array, centre: Array) -> Array:
         delta = (r - centre[None]).reshape(r.shape[0], -1)
         still = jnp.dot(delta, centre.ravel(), precision="highest") + 0.5 * jnp.sum(delta**2, axis=1)
         return jnp.dot(delta, a.ravel(), precision="highest") - still
 
-    logits = sum(jax.tree.leaves(jax.tree.map(one, point, prototypes)))
+    logits = sum(jax.tree.leaves(jax.tree.map(one, point, prototypes, middle(prototypes))))
     return jax.nn.softmax(logits / variance)
 
 
@@ -67,6 +66,12 @@ def blend(share: Array, prototypes: Weights) -> Weights:
     """Σ_j share_j r_j; with the responsibilities of a point, where its penalty's gradient (point − blend)/σ² pulls."""
     # Term by term, so that it melts into whatever reads it.
     return jax.tree.map(lambda r: sum(share[j] * r[j] for j in range(r.shape[0])), prototypes)
+
+
+def middle(prototypes: Weights) -> Weights:
+    """The mean of the prototypes; term by term, since XLA's own mean over a leading axis is slow on a CPU."""
+    count = jax.tree.leaves(prototypes)[0].shape[0]
+    return blend(jnp.full(count, 1 / count), prototypes)
 
 
 def share_out(point: Weights, prototypes: Weights, variance: Array | float) -> Shares:

@@ -292,7 +292,7 @@ class FedHBMixture:
         if self.num_prototypes == 1 and self.start != "last":
             return mixture.pick(down.networks, jnp.int32(0))
         if self.start == "centre":
-            return jax.tree.map(lambda r: jnp.mean(r, axis=0), down.networks)
+            return mixture.middle(down.networks)
 
         sample = data.batch(key, NUM_TRIED)
         sample = replace(sample, mask=sample.mask * (data.count > 0))  # without examples all fit alike
