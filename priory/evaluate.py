@@ -4,8 +4,9 @@ The whole path is one mapped function that returns sums, so no posterior is ever
 method that bounds log p(D) goes the same way.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from priory.metrics import RegressionTally, Tally
 from priory.models.likelihood import Categorical
 
 TEST_BATCH = 256
+Result = TypeVar("Result")
 
 
 @struct
@@ -62,26 +64,22 @@ def tally_clients(
     personalised; 0 for those that took part. It does so as `settled`, the method as the schedules left it.
     """
 
-    def device(method, settled, task, down, train, held, root, t, ids, joined, clients):  # type: ignore[no-untyped-def]
-        def one(place: tuple[Array, Array, Any]) -> ClientTallies:
-            client_id, has_joined, client = place
-            key_post, key_personal, key_global = jax.random.split(rng.key(root, Stream.EVALUATION, t, client_id), 3)
-            data, test = train.of(client_id), held.of(client_id)
-            client = current_client(method, task, down, root, client_id, has_joined, client, batched=batch > 1)
-            posterior = personal_posterior(method, settled, task, down, client, data, key_post, visits)
-            personal = tally(method, task, posterior, test, key_personal)
-            if not isinstance(method, Population):
-                return ClientTallies(personal, None)
-            key_choice, key_draw = jax.random.split(key_global)
-            chosen = method.population(task, down, data, key_choice)
-            return ClientTallies(personal, tally(method, task, chosen, test, key_draw))
+    def one(shared: tuple, place: tuple[Array, Array, Any]) -> ClientTallies:
+        method, settled, task, down, train, held, root, t = shared
+        client_id, has_joined, client = place
+        key_post, key_personal, key_global = jax.random.split(rng.key(root, Stream.EVALUATION, t, client_id), 3)
+        data, test = train.of(client_id), held.of(client_id)
+        client = current_client(method, task, down, root, client_id, has_joined, client, batched=batch > 1)
+        posterior = personal_posterior(method, settled, task, down, client, data, key_post, visits)
+        personal = tally(method, task, posterior, test, key_personal)
+        if not isinstance(method, Population):
+            return ClientTallies(personal, None)
+        key_choice, key_draw = jax.random.split(key_global)
+        chosen = method.population(task, down, data, key_choice)
+        return ClientTallies(personal, tally(method, task, chosen, test, key_draw))
 
-        return lax.map(one, (ids, joined, clients), batch_size=batch if batch > 1 else None)
-
-    axis = mesh.axis_names[0]
-    spec = (P(),) * 8 + (P(axis),) * 3
-    mapped = jax.shard_map(device, mesh=mesh, in_specs=spec, out_specs=P(axis), check_vma=False)
-    return mapped(method, settled, task, down, train, held, root, t, ids, joined, clients)
+    shared = (method, settled, task, down, train, held, root, t)
+    return _for_each(one, shared, (ids, joined, clients), mesh, batch)
 
 
 @partial(jax.jit, static_argnames=("mesh", "batch"))
@@ -105,21 +103,16 @@ def evidence_of_clients(
     missed the last round is treated as one that did not, and the bound holds for any q_k.
     """
 
-    def device(settled, task, down, train, root, t, ids, joined, clients):  # type: ignore[no-untyped-def]
-        def one(place: tuple[Array, Array, Any]) -> Array:
-            client_id, has_joined, client = place
-            key_update, key_evidence = jax.random.split(rng.key(root, Stream.EVIDENCE, t, client_id))
-            data = train.of(client_id)
-            client = current_client(settled, task, down, root, client_id, has_joined, client, batched=batch > 1)
-            _, message, _ = settled.client_update(task, down, client, data, key_update)
-            return settled.client_evidence(task, down, message.payload, data, key_evidence)
+    def one(shared: tuple, place: tuple[Array, Array, Any]) -> Array:
+        settled, task, down, train, root, t = shared
+        client_id, has_joined, client = place
+        key_update, key_evidence = jax.random.split(rng.key(root, Stream.EVIDENCE, t, client_id))
+        data = train.of(client_id)
+        client = current_client(settled, task, down, root, client_id, has_joined, client, batched=batch > 1)
+        _, message, _ = settled.client_update(task, down, client, data, key_update)
+        return settled.client_evidence(task, down, message.payload, data, key_evidence)
 
-        return lax.map(one, (ids, joined, clients), batch_size=batch if batch > 1 else None)
-
-    axis = mesh.axis_names[0]
-    spec = (P(),) * 6 + (P(axis),) * 3
-    mapped = jax.shard_map(device, mesh=mesh, in_specs=spec, out_specs=P(axis), check_vma=False)
-    return mapped(settled, task, down, train, root, t, ids, joined, clients)
+    return _for_each(one, (settled, task, down, train, root, t), (ids, joined, clients), mesh, batch)
 
 
 @jax.jit
@@ -172,3 +165,14 @@ def tally_batch(task: Task, predictive: Predictive, batch: Batch) -> Tally | Reg
     scale = None if batch.scale is None else jnp.broadcast_to(batch.scale, predictive.outputs.shape[:-1])
     mean, sd = task.likelihood.mean_and_scale(predictive.outputs, scale)  # type: ignore[attr-defined]
     return metrics.tally_regression(mean, sd, predictive.log_weights, batch.y, batch.mask)
+
+
+def _for_each(one: Callable[[Any, Any], Result], shared: Any, places: Any, mesh: Mesh, batch: int) -> Result:
+    """What `one(shared, place)` gives for each place, stacked; places are shared out over the devices."""
+
+    def device(shared: Any, places: Any) -> Result:
+        return lax.map(partial(one, shared), places, batch_size=batch if batch > 1 else None)
+
+    axis = mesh.axis_names[0]
+    mapped = jax.shard_map(device, mesh=mesh, in_specs=(P(), P(axis)), out_specs=P(axis), check_vma=False)
+    return mapped(shared, places)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from scipy.special import digamma, gammaln, multigammaln
+from scipy.special import digamma, multigammaln
 
 from priory.core import trees
 from priory.core.rng import Key
@@ -104,7 +104,7 @@ def kl(q: NIW, p: NIW) -> Array:
     half_q, half_p = q.dof / 2, p.dof / 2
     # Differences of huge numbers where dim is large: the constants are summed as float64, before any tracing, and the
     # scales are compared by the precisions n V⁻¹ that they make, which differ little.
-    normaliser = _log_gamma(half_p, q.dim) - _log_gamma(half_q, q.dim)
+    normaliser = float(multigammaln(half_p, q.dim) - multigammaln(half_q, q.dim))
     normaliser += (half_q - half_p) * np.sum(digamma((q.dof - np.arange(q.dim)) / 2))
     constant = blocks * normaliser + num * (half_p * (1 + math.log(q.dof / p.dof)) - half_q)
     constant += 0.5 * num * (p.strength / q.strength - 1)
@@ -210,10 +210,6 @@ def _marginal_scale(scatter: Array, count: int, dof: float) -> Array:
     largest = jnp.log(jnp.maximum(jnp.max(scatter), 1e-30) * (dof + count) / count)
     ends = jax.lax.fori_loop(0, 40, halve, (largest - 40.0, largest + 1.0))
     return jnp.broadcast_to(jnp.exp(ends[1]), scatter.shape)
-
-
-def _log_gamma(half_dof: float, dim: int) -> float:
-    return float(multigammaln(half_dof, dim)) if dim > 1 else float(gammaln(half_dof))
 
 
 def _widening(key: Key, shape: tuple[int, ...], dof: float) -> Array:

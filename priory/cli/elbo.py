@@ -1,14 +1,10 @@
 """`priory elbo`: the lower bound on log p(D) that a run ended with."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from priory import report
-from priory.cli import flags, start
-from priory.cli.flags import Flag
-from priory.cli.run import Elsewhere, recorded_devices
+from priory.cli.run import named_run
 from priory.engine import load
-from priory.store import RunDirectory
 
 TEXT = "Print a lower bound on log p(D), D being the training examples of all clients that take part."
 ASSUMPTION = (
@@ -20,19 +16,7 @@ ASSUMPTION = (
 
 def elbo(argv: Sequence[str]) -> int:
     """The exit code of `priory elbo`."""
-    directory = Flag("directory", (), str, flags.REQUIRED, "The run directory.", placed="DIR")
-    values = flags.parse(
-        {
-            "run": flags.group("run", "", [directory]),
-            "output": flags.group("output", "", [flags.find(Elsewhere(), "devices", "elbo")]),
-        },
-        argv,
-        prog="priory elbo",
-        text=TEXT,
-    )
-    path = Path(values["run"]["directory"])
-    path = path.parent if path.name == "manifest.toml" else path
-    start.start_jax(values["output"]["devices"], recorded_devices(RunDirectory(path).manifest()))
+    path, _ = named_run(argv, "elbo", TEXT)
     run = load(path)
     bound, done = run.elbo(), f"{run.completed} of {run.settings.rounds} rounds"
     console = report.console()

@@ -80,26 +80,32 @@ def run(argv: Sequence[str]) -> int:
 
 def resume_command(argv: Sequence[str]) -> int:
     """The exit code of `priory resume`."""
-    directory = Flag("directory", (), str, flags.REQUIRED, "The run directory.", placed="DIR")
     text = "Go on with a run from its last checkpoint; the result has the same bits as a run that was never stopped."
+    path, table = named_run(argv, "resume", text)
+    if RunDirectory(path).summary() is not None:
+        report.console().print(f"{path} is finished already.")
+    with progress.interruptible() as stop, progress.watching(_label(table)) as watcher:
+        finished = resume(path, listener=watcher, stop=stop)
+    return conclude(finished)
+
+
+def named_run(argv: Sequence[str], command: str, text: str) -> tuple[Path, dict[str, Any]]:
+    """The run directory that a command was given and its manifest; JAX is started on the devices it was run on."""
+    directory = Flag("directory", (), str, flags.REQUIRED, "The run directory.", placed="DIR")
     values = flags.parse(
         {
             "run": flags.group("run", "", [directory]),
-            "output": flags.group("output", "", [flags.find(Elsewhere(), "devices", "resume")]),
+            "output": flags.group("output", "", [flags.find(Elsewhere(), "devices", command)]),
         },
         argv,
-        prog="priory resume",
+        prog=f"priory {command}",
         text=text,
     )
     path = Path(values["run"]["directory"])
     path = path.parent if path.name == "manifest.toml" else path
     table = RunDirectory(path).manifest()
     start.start_jax(values["output"]["devices"], recorded_devices(table))
-    if RunDirectory(path).summary() is not None:
-        report.console().print(f"{path} is finished already.")
-    with progress.interruptible() as stop, progress.watching(_label(table)) as watcher:
-        finished = resume(path, listener=watcher, stop=stop)
-    return conclude(finished)
+    return path, table
 
 
 def run_flags() -> list[Flag]:

@@ -112,7 +112,7 @@ class FedHBMixture:
         empty: What becomes of a prototype without clients: it is kept, or falls to a prior mean of zero (printed).
         gate: Train a gating network for global prediction; without one all prototypes count equally.
         update: Learn the full networks together, or their bodies under a frozen random head.
-        linear: Send shares of the prototypes, which may be summed securely; K times the uplink.
+        linear: Send shares of the prototypes, which may be summed securely; K + 1 networks up instead of 2.
         optimiser: Local solver.
         work: Local work of a round.
         finetune_epochs: Passes over a client's data that make its personal network, eq. (84).
