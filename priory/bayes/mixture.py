@@ -49,17 +49,17 @@ def penalty(point: Weights, prototypes: Weights, variance: Array | float) -> Arr
 def responsibilities(point: Weights, prototypes: Weights, variance: Array | float) -> Array:
     """c(j), the softmax of −‖point − r_j‖² / 2σ², eq. (75), (K,).
 
-    ‖point − r_j‖² is, up to what all j share, ‖δ_j‖² − 2 δ_j·(point − r̄) with δ_j = r_j − r̄. In a loop over minibatches
-    only δ_j·point changes, and a product is several times faster than a sum of squares.
+    ‖point − r_j‖² is, up to what all j share, ‖δ_j‖² − 2 δ_j·(point − r_1) with δ_j = r_j − r_1. In a loop over
+    minibatches only K − 1 products δ_j·point change, and a product is several times faster than a sum of squares.
     """
 
-    def one(a: Array, r: Array, centre: Array) -> Array:
-        delta = (r - centre[None]).reshape(r.shape[0], -1)
-        still = jnp.dot(delta, centre.ravel(), precision="highest") + 0.5 * jnp.sum(delta**2, axis=1)
+    def one(a: Array, r: Array) -> Array:
+        delta = (r[1:] - r[:1]).reshape(r.shape[0] - 1, a.size)
+        still = jnp.dot(delta, r[0].ravel(), precision="highest") + 0.5 * jnp.sum(delta**2, axis=1)
         return jnp.dot(delta, a.ravel(), precision="highest") - still
 
-    logits = sum(jax.tree.leaves(jax.tree.map(one, point, prototypes, middle(prototypes))))
-    return jax.nn.softmax(logits / variance)
+    logits = sum(jax.tree.leaves(jax.tree.map(one, point, prototypes)), start=jnp.float32(0))
+    return jax.nn.softmax(jnp.concatenate([jnp.zeros(1), logits]) / variance)
 
 
 def blend(share: Array, prototypes: Weights) -> Weights:
