@@ -10,20 +10,14 @@ with.
 """
 
 import argparse
-import json
 import os
-import statistics
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 
 jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
 
-import priory  # noqa: E402
-from priory.cli.compare import methods_from  # noqa: E402
+from cells import SHOWN, Cell, difference, mean_of, run_missing  # noqa: E402
 
 CELLS = Path(__file__).parents[1] / "docs" / "methods" / "fedhb"
 SEEDS = (0, 1, 2)
@@ -42,83 +36,46 @@ PUBLISHED = {
     ("fashion_mnist", "5x20"): {"fedavg": (73.70, 86.85), "fedprox": (73.67, 87.35), "fedbabu": (76.10, 89.02),
                                 "fedhb-niw": (77.48, 89.91), "fedhb-mixture": (77.60, 89.53)},
 }  # fmt: skip
-SHOWN = {
-    "global accuracy": (("global", "clients", "mean"), 100, 2),
-    "personal accuracy": (("personal", "clients", "mean"), 100, 2),
-    "personal NLL": (("personal", "nll"), 1, 4),
-    "personal ECE": (("personal", "ece"), 1, 4),
-    "worst client": (("personal", "clients", "worst"), 100, 2),
-}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--estimate", action="store_true", help="run nothing")
     options = parser.parse_args()
-    missing = [cell for cell in cells() if not is_current(*cell)]
-    print(f"{len(missing)} cells to run, about {len(missing) * SECONDS / 60:.0f} minutes on two cores", flush=True)
-    if options.estimate:
-        return
-    for cell in missing:
-        started = time.perf_counter()
-        run(*cell)
-        print(f"{path_of(*cell).name}  {time.perf_counter() - started:.0f} s", flush=True)
-    for data in DATA:
-        for work in WORKS:
-            print_table(data, work)
+    everything = [cell(data, work, spec, seed) for data in DATA for work in WORKS for seed in SEEDS for spec in METHODS]
+    run_missing(everything, SECONDS, options.estimate)
+    if not options.estimate:
+        for data in DATA:
+            for work in WORKS:
+                print_table(data, work)
 
 
-def cells() -> Iterator[tuple[str, str, str, int]]:
-    for data in DATA:
-        for work in WORKS:
-            for seed in SEEDS:
-                for spec in METHODS:
-                    yield data, work, spec, seed
-
-
-def path_of(data: str, work: str, spec: str, seed: int) -> Path:
-    return CELLS / f"{data}-{work}-{name_of(spec)}-{seed}.json"
-
-
-def is_current(data: str, work: str, spec: str, seed: int) -> bool:
-    """Whether a cell was run with the settings that the method has today."""
-    path = path_of(data, work, spec, seed)
-    return path.exists() and json.loads(path.read_text())["settings"] == repr(method_of(spec, work))
-
-
-def method_of(spec: str, work: str) -> Any:
-    shared = {"step_size": 0.1, "momentum": 0.9, "batch_size": 50, "epochs": WORKS[work][0]}
-    return methods_from([spec], shared)[spec]
+def cell(data: str, work: str, spec: str, seed: int) -> Cell:
+    epochs, rounds = WORKS[work]
+    return Cell(
+        path=CELLS / f"{data}-{work}-{name_of(spec)}-{seed}.json",
+        spec=spec,
+        shared={"step_size": 0.1, "momentum": 0.9, "batch_size": 50, "epochs": epochs},
+        data=data,
+        partition={"spec": "shards:5", "clients": 100, "seed": seed},
+        settings={
+            "cohort": 10,
+            "rounds": rounds,
+            "schedule": ("step-size=step:0.1@0.5,0.75",),
+            "model": "mlp:256",
+            "eval_every": 0,
+            "seed": seed,
+        },
+    )
 
 
 def name_of(spec: str) -> str:
     return spec.partition(":")[0]
 
 
-def run(data: str, work: str, spec: str, seed: int) -> None:
-    epochs, rounds = WORKS[work]
-    name, _, own = spec.partition(":")
-    federation = priory.data.load(data).partition("shards:5", clients=100, seed=seed)
-    method = method_of(spec, work)
-    settings: dict[str, Any] = {"cohort": 10, "model": "mlp:256", "schedule": ("step-size=step:0.1@0.5,0.75",)}
-    done = priory.simulate(method, federation, rounds=rounds, seed=seed, eval_every=0, **settings)
-    flags = "".join(f" --{item.replace('=', ' ')}" for item in filter(None, own.split(",")))
-    command = (
-        f"priory run {name}{flags} --data {data} --partition shards:5 --clients 100 --cohort 10 --rounds {rounds} "
-        f"--epochs {epochs} --batch-size 50 --momentum 0.9 --step-size 0.1 --schedule step-size=step:0.1@0.5,0.75 "
-        f"--model mlp:256 --eval-every 0 --seed {seed} --data-seed {seed}"
-    )
-    CELLS.mkdir(exist_ok=True)
-    origin = {"command": command, "settings": repr(method), "version": priory.__version__}
-    origin["data_checksum"] = federation.checksum
-    path_of(data, work, spec, seed).write_text(json.dumps({**origin, **done.summary()}, indent=2) + "\n")
-
-
 def print_table(data: str, work: str) -> None:
     """Means over the seeds with standard errors, then paired differences of FedHB to each of the others."""
-    table = {
-        name_of(spec): [json.loads(path_of(data, work, spec, seed).read_text()) for seed in SEEDS] for spec in METHODS
-    }
+    table = {name_of(spec): [cell(data, work, spec, seed).summary() for seed in SEEDS] for spec in METHODS}
     print(f"\n### {data}, {WORKS[work][0]} x {WORKS[work][1]}\n")
     print("| method | " + " | ".join(SHOWN) + " | published |")
     print("|---" * (len(SHOWN) + 2) + "|")
@@ -132,31 +89,6 @@ def print_table(data: str, work: str) -> None:
         for other in ("fedavg", "fedprox", "fedbabu"):
             differences = (difference(table[own], table[other], column) for column in SHOWN)
             print(f"| `{own}` − `{other}` | " + " | ".join(differences) + " |")
-
-
-def values(cells: list[dict[str, Any]], column: str) -> list[float]:
-    path, factor, _ = SHOWN[column]
-    found = []
-    for cell in cells:
-        value: Any = cell
-        for part in path:
-            value = value[part]
-        found.append(factor * value)
-    return found
-
-
-def mean_of(cells: list[dict[str, Any]], column: str) -> str:
-    return written(values(cells, column), column)
-
-
-def difference(own: list[dict[str, Any]], other: list[dict[str, Any]], column: str) -> str:
-    return written([a - b for a, b in zip(values(own, column), values(other, column), strict=True)], column, sign=True)
-
-
-def written(numbers: list[float], column: str, sign: bool = False) -> str:
-    digits = SHOWN[column][2]
-    error = statistics.stdev(numbers) / len(numbers) ** 0.5
-    return f"{statistics.mean(numbers):{'+' if sign else ''}.{digits}f} ± {error:.{digits}f}"
 
 
 if __name__ == "__main__":

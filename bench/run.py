@@ -26,7 +26,7 @@ import numpy as np  # noqa: E402
 from by_hand import fedavg_round  # noqa: E402
 
 import priory  # noqa: E402
-from priory import FedAvg, FedHBMixture, FedHBNIW, FedProx, Optimiser, Work  # noqa: E402
+from priory import FedAvg, FedHBMixture, FedHBNIW, FedProx, Optimiser, PFedBayes, SFedBayes, Work  # noqa: E402
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "accuracy"
@@ -39,12 +39,14 @@ def main() -> None:
         "fedavg": fedavg,
         "cnn": cnn,
         "overhead": overhead,
+        "pfedbayes": pfedbayes,
+        "sfedbayes": sfedbayes,
         "fedhb": fedhb,
         "clients": clients,
         "accuracy": accuracy,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--torch", help="a Python with torch==2.13.0, for the other side of fedavg and cnn")
+    parser.add_argument("--torch", help="a Python with torch==2.13.0, for the other side of fedavg, cnn and pfedbayes")
     parser.add_argument("--only", nargs="+", choices=works, default=list(works), help="which figures")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each accuracy")
     parser.add_argument("--again", action="store_true", help="run the accuracies anew instead of reading them back")
@@ -63,13 +65,29 @@ def main() -> None:
 def fedavg(options: argparse.Namespace) -> None:
     """One epoch of 10 clients with 600 examples, MLP 784-256-10, batch 50, momentum 0.9."""
     method = FedAvg(optimiser=Optimiser(step_size=0.1, momentum=0.9), work=Work(batch_size=50))
-    _race("fedavg", options, method, _random_federation(10, 600), "mlp:256", aim="at least 3, aim 4")
+    _race("fedavg", options, method, _random_federation(10, 600), "mlp:256", aim="at least 3, aim 4", rounds=60)
 
 
 def cnn(options: argparse.Namespace) -> None:
     """Four steps of 4 clients, two 5x5 convolutions, batch 50."""
     method = FedAvg(optimiser=Optimiser(step_size=0.01), work=Work(steps=4, batch_size=50))
-    _race("cnn", options, method, _random_federation(4, 200), "cnn", aim="aim 1, at least 0.67")
+    _race("cnn", options, method, _random_federation(4, 200), "cnn", aim="aim 1, at least 0.67", rounds=5)
+
+
+def pfedbayes(options: argparse.Namespace) -> None:
+    """Twenty steps of 10 clients with 1000 examples, MLP 784-100-10, batch 50, Adam on both distributions."""
+    aim = "at least 4, aim 6"
+    _race("pfedbayes", options, PFedBayes(), _random_federation(10, 1000), "mlp:100", aim=aim, rounds=20)
+
+
+def sfedbayes(_: argparse.Namespace) -> None:
+    """A round of sFedBayes against one of pFedBayes that draws weights, both ours: the work of `pfedbayes`."""
+    federation = _random_federation(10, 1000)
+    ours, plain = _alternate(
+        lambda: _seconds_a_round(SFedBayes(stateful=True), federation, "mlp:100", 20),
+        lambda: _seconds_a_round(PFedBayes(draw="weights"), federation, "mlp:100", 20),
+    )
+    _print("sfedbayes", f"{ours / plain:.2f} x a pFedBayes round with weight samples", "at most 1.6", ours, plain)
 
 
 def overhead(_: argparse.Namespace) -> None:
@@ -183,7 +201,9 @@ def _is_current(path: Path) -> bool:
     return path.exists() and json.loads(path.read_text()).get("version") == priory.__version__
 
 
-def _race(name: str, options: argparse.Namespace, method: Any, federation: Any, model: str, aim: str) -> None:
+def _race(
+    name: str, options: argparse.Namespace, method: Any, federation: Any, model: str, *, aim: str, rounds: int
+) -> None:
     if options.torch is None:
         print(f"{name:11} skipped: --torch names no Python with PyTorch")
         return
@@ -193,7 +213,7 @@ def _race(name: str, options: argparse.Namespace, method: Any, federation: Any, 
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         return json.loads(done.stdout.splitlines()[-1])["seconds"]
 
-    ours, theirs = _alternate(lambda: _seconds_a_round(method, federation, model, 60 if name == "fedavg" else 5), torch)
+    ours, theirs = _alternate(lambda: _seconds_a_round(method, federation, model, rounds), torch)
     _print(name, f"{theirs / ours:.2f} times as fast as PyTorch", aim, ours, theirs)
 
 

@@ -4,6 +4,7 @@ from priory import data
 from priory.core.errors import UsageError
 from priory.engine import Elbo, Listener, PersonalModel, Prediction, Run, Settings, load, resume, simulate
 from priory.fed.local import Optimiser, Work
+from priory.methods.cfedbayes import CFedBayes
 from priory.methods.ditto import Ditto
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
@@ -12,11 +13,14 @@ from priory.methods.fedhb_niw import FedHBNIW
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.local import Local
+from priory.methods.pfedbayes import PFedBayes
 from priory.methods.pooled import Pooled
+from priory.methods.sfedbayes import SFedBayes
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CFedBayes",
     "Ditto",
     "Elbo",
     "FedAvg",
@@ -28,10 +32,12 @@ __all__ = [
     "Listener",
     "Local",
     "Optimiser",
+    "PFedBayes",
     "PersonalModel",
     "Pooled",
     "Prediction",
     "Run",
+    "SFedBayes",
     "Settings",
     "UsageError",
     "Work",

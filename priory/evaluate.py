@@ -144,16 +144,43 @@ def personal_posterior(
 
 def tally(method: Any, task: Task, posterior: Any, data: Shard, key: Key) -> Tally | RegressionTally:
     """The sums over all examples of a shard, a batch at a time."""
-    size = max(1, min(TEST_BATCH, data.capacity))
-    order = jnp.arange(max(1, data.capacity))
     zero = metrics.zero(Tally) if isinstance(task.likelihood, Categorical) else metrics.zero(RegressionTally)
 
-    def step(i: Array, total: Any) -> Any:
-        batch = data.take(order, i, size)
-        predictive = method.predict(task, posterior, batch.x, jax.random.fold_in(key, i))
+    def step(total: Any, batch: Batch, key: Key) -> Any:
+        predictive = method.predict(task, posterior, batch.x, key)
         return metrics.add(total, tally_batch(task, predictive, batch))
 
-    return lax.fori_loop(0, (data.count + size - 1) // size, step, zero)
+    return _over_batches(step, zero, data, key)
+
+
+def own_uncertainty(
+    method: Any,
+    task: Task,
+    down: Any,
+    train: Shards,
+    held: Shards,
+    root: Key,
+    t: Array,
+    client_id: Array,
+    client: Any,
+) -> Array:
+    """The mean uncertainty of a client's own posterior over its held-out inputs, as its state is in round t."""
+    key_post, key_predict = jax.random.split(rng.key(root, Stream.CONFIDENCE, t, client_id))
+    posterior = method.personalise(task, down, client, train.of(client_id), key_post)
+    return mean_uncertainty(method, task, posterior, held.of(client_id), key_predict)
+
+
+def mean_uncertainty(method: Any, task: Task, posterior: Any, data: Shard, key: Key) -> Array:
+    """The mean uncertainty of the predictive over the inputs of a shard, whose labels are not read; NaN without any.
+
+    It is the entropy in nats of a class, or the standard deviation of a target.
+    """
+
+    def step(total: Array, batch: Batch, key: Key) -> Array:
+        predictive = method.predict(task, posterior, batch.x, key)
+        return total + jnp.sum(jnp.where(batch.mask > 0, uncertainty_of_batch(task, predictive, batch), 0.0))
+
+    return _over_batches(step, jnp.float32(0), data, key) / data.count
 
 
 def tally_batch(task: Task, predictive: Predictive, batch: Batch) -> Tally | RegressionTally:
@@ -162,9 +189,31 @@ def tally_batch(task: Task, predictive: Predictive, batch: Batch) -> Tally | Reg
     if isinstance(task.likelihood, Categorical):
         log_probs = metrics.mixture_log_probs(predictive.outputs, predictive.log_weights)
         return metrics.tally_classification(log_probs, batch.y, batch.mask)
-    scale = None if batch.scale is None else jnp.broadcast_to(batch.scale, predictive.outputs.shape[:-1])
-    mean, sd = task.likelihood.mean_and_scale(predictive.outputs, scale)  # type: ignore[attr-defined]
+    mean, sd = _mean_and_scale(task, predictive, batch)
     return metrics.tally_regression(mean, sd, predictive.log_weights, batch.y, batch.mask)
+
+
+def uncertainty_of_batch(task: Task, predictive: Predictive, batch: Batch) -> Array:
+    """The uncertainty of the predictive for each row, (batch,)."""
+    if isinstance(task.likelihood, Categorical):
+        return metrics.entropy(metrics.mixture_log_probs(predictive.outputs, predictive.log_weights))
+    return metrics.mixture_mean_and_sd(*_mean_and_scale(task, predictive, batch), predictive.log_weights)[1]
+
+
+def _mean_and_scale(task: Task, predictive: Predictive, batch: Batch) -> tuple[Array, Array]:
+    scale = None if batch.scale is None else jnp.broadcast_to(batch.scale, predictive.outputs.shape[:-1])
+    return task.likelihood.mean_and_scale(predictive.outputs, scale)  # type: ignore[attr-defined]
+
+
+def _over_batches(step: Callable[[Result, Batch, Key], Result], start: Result, data: Shard, key: Key) -> Result:
+    """What `step(total, batch, key)` makes of all examples of a shard, a batch at a time."""
+    size = max(1, min(TEST_BATCH, data.capacity))
+    order = jnp.arange(max(1, data.capacity))
+
+    def one(i: Array, total: Result) -> Result:
+        return step(total, data.take(order, i, size), jax.random.fold_in(key, i))
+
+    return lax.fori_loop(0, (data.count + size - 1) // size, one, start)
 
 
 def _for_each(one: Callable[[Any, Any], Result], shared: Any, places: Any, mesh: Mesh, batch: int) -> Result:

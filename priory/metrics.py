@@ -9,6 +9,8 @@ Brier        mean of Σ_c (p_c − 1[y = c])², between 0 and 2 (summed over cla
 ECE, MCE     mean and largest gap |confidence − accuracy| over 15 bins of confidence, (i−1)/15 < p ≤ i/15, p = 0 in the
              first; the mean weighs a bin by its examples, and an empty bin is left out of both
 Coverage     share of examples inside the central 90 % predictive interval
+Uncertainty  mean entropy −Σ_c p_c log p_c of the predictive mixture, nats; for a regression the mean standard deviation
+             of y under it; labels have no part in it
 """
 
 import math
@@ -33,7 +35,10 @@ __all__ = [
     "Tally",
     "add",
     "confidence_bin",
+    "entropy",
+    "from_json",
     "mixture_log_probs",
+    "mixture_mean_and_sd",
     "summarise",
     "tally_classification",
     "tally_regression",
@@ -52,6 +57,7 @@ class Tally:
         correct: Examples whose most probable class is the label.
         nll: Σ −log p(y | x).
         brier: Σ Σ_c (p_c − 1[y = c])².
+        uncertainty: Σ −Σ_c p_c log p_c.
         bins: (15, 3); per bin of confidence the examples, the sum of confidences, the correct ones.
     """
 
@@ -59,6 +65,7 @@ class Tally:
     correct: Array
     nll: Array
     brier: Array
+    uncertainty: Array
     bins: Array
 
 
@@ -71,12 +78,14 @@ class RegressionTally:
         squared_error: Σ (y − predictive mean)².
         nll: Σ −log p(y | x).
         covered: Examples inside the central 90 % predictive interval.
+        uncertainty: Σ sd of y under the predictive mixture.
     """
 
     count: Array
     squared_error: Array
     nll: Array
     covered: Array
+    uncertainty: Array
 
 
 T = TypeVar("T", Tally, RegressionTally)
@@ -103,6 +112,26 @@ def mixture_log_probs(logits: Array, log_weights: Array) -> Array:
     return jax.nn.logsumexp(jax.nn.log_softmax(logits, axis=-1) + log_weights[..., None], axis=0)
 
 
+def entropy(log_probs: Array) -> Array:
+    """The entropy −Σ_c p_c log p_c of each row of log-probabilities (batch, classes), in nats, (batch,)."""
+    probs = jnp.exp(log_probs)
+    # 0 · log 0 is 0, and NaN stays NaN; rounding may leave a probability just above 1, whose entropy is not negative.
+    return jnp.maximum(-jnp.sum(jnp.where(probs == 0, 0.0, probs * log_probs), axis=-1), 0.0)
+
+
+def mixture_mean_and_sd(mean: Array, sd: Array, log_weights: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation (batch,) of Σ_s w_s N(mean_s, sd_s²): Var = Σ_s w_s sd_s² + Σ_s w_s (mean_s − mean)².
+
+    Args:
+        mean: (samples, batch).
+        sd: (samples, batch).
+        log_weights: (samples, batch); each column log-sums to 0.
+    """
+    weights = jnp.exp(log_weights)
+    centre = jnp.sum(weights * mean, axis=0)
+    return centre, jnp.sqrt(jnp.sum(weights * (sd**2 + (mean - centre[None]) ** 2), axis=0))
+
+
 def tally_classification(log_probs: Array, y: Array, mask: Array) -> Tally:
     """The tally of the rows under the mask.
 
@@ -124,6 +153,7 @@ def tally_classification(log_probs: Array, y: Array, mask: Array) -> Tally:
         correct=kept(right.astype(confidence.dtype)),
         nll=kept(-jnp.take_along_axis(log_probs, y[:, None], axis=-1)[:, 0]),
         brier=kept(jnp.sum((probs - truth) ** 2, axis=-1)),
+        uncertainty=kept(entropy(log_probs)),
         bins=jax.ops.segment_sum(jnp.where(mask[:, None], per_bin, 0.0), confidence_bin(confidence), NUM_BINS),
     )
 
@@ -151,12 +181,14 @@ def tally_regression(mean: Array, sd: Array, log_weights: Array, y: Array, mask:
     mask = mask.astype(bool)
     weights = jnp.exp(log_weights)
     cdf = jnp.sum(weights * norm.cdf(y[None], mean, sd), axis=0)
+    centre, spread = mixture_mean_and_sd(mean, sd, log_weights)
     kept = _sum_under(mask)
     return RegressionTally(
         count=kept(jnp.ones_like(cdf)),
-        squared_error=kept((y - jnp.sum(weights * mean, axis=0)) ** 2),
+        squared_error=kept((y - centre) ** 2),
         nll=kept(-jax.nn.logsumexp(log_weights + norm.logpdf(y[None], mean, sd), axis=0)),
         covered=kept(((cdf >= 0.05) & (cdf <= 0.95)).astype(cdf.dtype)),
+        uncertainty=kept(spread),
     )
 
 
@@ -184,7 +216,9 @@ class Scores:
     """Scores of a classification task, pooled over all examples; `clients` spreads the accuracy over clients.
 
     Attributes:
-        per_client: `accuracy`, `nll`, `brier` and `count`, each (clients,); NaN for a client without test examples.
+        uncertainty: Mean entropy of the predictive, nats.
+        per_client: `accuracy`, `nll`, `brier`, `uncertainty` and `count`, each (clients,); NaN for a client without
+            test examples.
     """
 
     accuracy: float
@@ -192,13 +226,13 @@ class Scores:
     ece: float
     mce: float
     brier: float
+    uncertainty: float
     clients: Spread
     per_client: dict[str, np.ndarray] = field(repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The pooled scores and the spread as plain numbers; what is not finite becomes None."""
-        pooled = {"accuracy": self.accuracy, "nll": self.nll, "ece": self.ece, "mce": self.mce, "brier": self.brier}
-        return {name: _finite(value) for name, value in pooled.items()} | {"clients": self.clients.to_json()}
+        return _to_json(self, "accuracy", "nll", "ece", "mce", "brier", "uncertainty")
 
 
 @dataclass(frozen=True)
@@ -206,19 +240,21 @@ class RegressionScores:
     """Scores of a regression task, pooled over all examples; `clients` spreads the RMSE over clients.
 
     Attributes:
-        per_client: `rmse`, `nll`, `coverage_90` and `count`, each (clients,); NaN for a client without test examples.
+        uncertainty: Mean standard deviation of y under the predictive.
+        per_client: `rmse`, `nll`, `coverage_90`, `uncertainty` and `count`, each (clients,); NaN for a client without
+            test examples.
     """
 
     rmse: float
     nll: float
     coverage_90: float
+    uncertainty: float
     clients: Spread
     per_client: dict[str, np.ndarray] = field(repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The pooled scores and the spread as plain numbers; what is not finite becomes None."""
-        pooled = {"rmse": self.rmse, "nll": self.nll, "coverage_90": self.coverage_90}
-        return {name: _finite(value) for name, value in pooled.items()} | {"clients": self.clients.to_json()}
+        return _to_json(self, "rmse", "nll", "coverage_90", "uncertainty")
 
 
 @overload
@@ -240,6 +276,7 @@ def _classification(tallies: Any) -> Scores:
         "accuracy": _ratio(tallies.correct, tallies.count),
         "nll": _ratio(tallies.nll, tallies.count),
         "brier": _ratio(tallies.brier, tallies.count),
+        "uncertainty": _ratio(tallies.uncertainty, tallies.count),
         "count": tallies.count,
     }
     bins = tallies.bins.sum(axis=0)
@@ -251,6 +288,7 @@ def _classification(tallies: Any) -> Scores:
         ece=float(gaps.sum() / num),
         mce=float((gaps[filled] / bins[filled, 0]).max()),
         brier=float(tallies.brier.sum() / num),
+        uncertainty=float(tallies.uncertainty.sum() / num),
         clients=_spread(per_client["accuracy"][tallies.count > 0], higher_is_better=True),
         per_client=per_client,
     )
@@ -262,12 +300,14 @@ def _regression(tallies: Any) -> RegressionScores:
         "rmse": np.sqrt(_ratio(tallies.squared_error, tallies.count)),
         "nll": _ratio(tallies.nll, tallies.count),
         "coverage_90": _ratio(tallies.covered, tallies.count),
+        "uncertainty": _ratio(tallies.uncertainty, tallies.count),
         "count": tallies.count,
     }
     return RegressionScores(
         rmse=float(np.sqrt(tallies.squared_error.sum() / num)),
         nll=float(tallies.nll.sum() / num),
         coverage_90=float(tallies.covered.sum() / num),
+        uncertainty=float(tallies.uncertainty.sum() / num),
         clients=_spread(per_client["rmse"][tallies.count > 0], higher_is_better=False),
         per_client=per_client,
     )
@@ -291,18 +331,23 @@ def _ratio(sums: np.ndarray, count: np.ndarray) -> np.ndarray:
     return np.divide(sums, count, out=np.full_like(sums, np.nan), where=count > 0)
 
 
+def _to_json(scores: Scores | RegressionScores, *names: str) -> dict[str, Any]:
+    return {name: _finite(getattr(scores, name)) for name in names} | {"clients": scores.clients.to_json()}
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
 def from_json(pooled: dict[str, Any], per_client: dict[str, list[float | None]]) -> Scores | RegressionScores:
-    """The scores that `to_json` wrote; null becomes NaN again."""
+    """The scores that `to_json` wrote; null becomes NaN again, and so does what an older version did not write."""
 
     def number(value: float | None) -> float:
         return math.nan if value is None else value
 
     clients = Spread(**{name: number(value) for name, value in pooled["clients"].items()})
     columns = {name: np.array([number(v) for v in vs]) for name, vs in per_client.items() if name != "client"}
+    columns.setdefault("uncertainty", np.full(max(map(len, columns.values()), default=0), math.nan))
     rest = {name: number(value) for name, value in pooled.items() if name != "clients"}
     kind = Scores if "accuracy" in pooled else RegressionScores
-    return kind(**rest, clients=clients, per_client=columns)
+    return kind(**{"uncertainty": math.nan, **rest}, clients=clients, per_client=columns)

@@ -2,6 +2,8 @@
 
 A method is a pytree whose traced fields are its leaves, so a grid over them is the method with a leading axis, and a
 seed is one more. A static field (epochs, batch size) changes the program; those are an outer loop.
+
+How many clusters a method has is chosen by itself: by the likelihood of validation rows, client by client.
 """
 
 import dataclasses
@@ -24,8 +26,9 @@ from priory import metrics
 from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
+from priory.core.struct import replace
 from priory.data import Federation, Split
-from priory.engine import Settings, devices
+from priory.engine import Settings, devices, simulate
 from priory.engine.rounds import AXIS, Plan, Record, run_block
 from priory.engine.session import BLOCK, Session
 from priory.evaluate import ClientTallies, tally_clients
@@ -33,8 +36,9 @@ from priory.fed import schedule
 from priory.fed.method import Task
 from priory.fed.shard import Shards
 
-__all__ = ["Axis", "Setting", "ranked", "tune", "without_test"]
+__all__ = ["Axis", "Setting", "Tried", "fewest", "is_open", "ranked", "settle", "try_clusters", "tune", "without_test"]
 
+MOST_CLUSTERS = 4  # that `clusters="auto"` tries
 Told = Callable[[int, int], None]
 
 
@@ -129,6 +133,95 @@ def ranked(settings: Sequence[Setting], by: str) -> list[Setting]:
         return math.inf if mean is None else sign * mean
 
     return sorted(settings, key=key)
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """How a number of clusters did on the validation rows.
+
+    Attributes:
+        clusters: K.
+        nll: Mean negative log-likelihood of each client's validation rows under its own posterior, (clients with any,).
+    """
+
+    clusters: int
+    nll: np.ndarray
+
+
+def settle(method: Any, federation: Federation, **options: Any) -> Any:
+    """The method with a number where `clusters="auto"` asks for one; any other method as it is.
+
+    K in 1 … min(4, clients) is chosen on the validation rows, each after a run with the same `options`, which are what
+    the final run is to be given (rounds, seed, model, …): the smallest within one standard error of the best.
+    """
+    if not is_open(method):
+        return method
+    return replace(method, clusters=fewest(try_clusters(method, federation, **options)))
+
+
+def is_open(method: Any) -> bool:
+    """Whether the method's number of clusters is still to be chosen."""
+    return bool(getattr(method, "clusters", None) == "auto")
+
+
+def try_clusters(
+    method: Any, federation: Federation, *, told: Told = lambda done, total: None, **options: Any
+) -> list[Tried]:
+    """How 1 … min(4, clients) clusters do on the validation rows, in this order; test rows are not read.
+
+    Args:
+        federation: With a validation part.
+        told: Hears how many of how many rounds are done, over all runs.
+    """
+    share = options.get("exclude_uncertain")
+    if share:
+        raise UsageError(f"exclude-uncertain={share} needs the rows that clusters=auto is chosen on; give a number.")
+    if federation.validation.count[: federation.num_clients].sum() == 0:
+        raise UsageError("clusters=auto is chosen on validation rows, and there are none; use --validation 0.2.")
+    held = without_test(federation)
+    numbers = range(1, min(MOST_CLUSTERS, federation.num_clients) + 1)
+    found = []
+    for number in numbers:
+        listener = _Count(told, number - 1, len(numbers))
+        run = simulate(replace(method, clusters=number), held, listener=listener, **{**options, "eval_every": 0})
+        assert run.personal is not None, "there are validation rows"
+        scores = run.personal.per_client
+        found.append(Tried(number, scores["nll"][scores["count"] > 0]))
+    return found
+
+
+def fewest(tried: Sequence[Tried]) -> int:
+    """The smallest K whose mean nll over clients is within one standard error of the best K's.
+
+    The standard error is that of the paired differences, client by client: how easy a client is does not enter.
+    """
+    finite = [one for one in tried if np.all(np.isfinite(one.nll))]
+    if not finite:
+        raise UsageError("clusters=auto found no number whose validation likelihood is finite; lower the step size.")
+    best = min(finite, key=lambda one: float(np.mean(one.nll)))
+
+    def is_as_good(one: Tried) -> bool:
+        worse = one.nll - best.nll
+        error = np.std(worse, ddof=1) / math.sqrt(len(worse)) if len(worse) > 1 else 0.0
+        return bool(np.mean(worse) <= error)
+
+    return min(one.clusters for one in finite if is_as_good(one))
+
+
+@dataclass(frozen=True)
+class _Count:
+    """A listener that counts the rounds of several runs."""
+
+    told: Told
+    before: int
+    num_runs: int
+
+    def advanced(self, completed: int, rounds: int, info: dict[str, float]) -> None:
+        del info
+        self.told(self.before * rounds + completed, self.num_runs * rounds)
+
+    def evaluated(self, line: dict[str, Any]) -> None:
+        del line
 
 
 def without_test(federation: Federation) -> Federation:

@@ -11,7 +11,7 @@ import priory
 from priory import evaluate
 from priory.core import rng
 from priory.core.rng import Stream
-from priory.core.struct import struct
+from priory.core.struct import replace, struct
 from priory.fed.method import Task, point
 from priory.fed.shard import Pool, Shard
 from priory.models.likelihood import Categorical, Gaussian
@@ -121,3 +121,27 @@ def test_every_test_batch_draws_anew(monkeypatch):
         evaluate.tally(Visits(), task(), None, twice, jax.random.key(0))
     assert len(seen) == 2
     assert (seen[0].outputs != seen[1].outputs).all()
+
+
+@pytest.mark.parametrize("size", [7, 256])
+def test_uncertainty_is_the_mean_entropy_of_what_is_predicted_and_reads_no_label(monkeypatch, size):
+    monkeypatch.setattr(evaluate, "TEST_BATCH", size)
+    problem, method = task(), priory.FedAvg()
+    params = problem.init(jax.random.key(1))
+    unlabelled = replace(shard(), pool=replace(shard().pool, y=None))
+    found = evaluate.mean_uncertainty(method, problem, params, unlabelled, jax.random.key(0))
+    probabilities = jax.nn.softmax(problem.model.apply(params, shard().pool.x[3 : 3 + NUM])[0])
+    np.testing.assert_allclose(found, -jnp.sum(probabilities * jnp.log(probabilities)) / NUM, rtol=1e-5)
+
+
+def test_uncertainty_of_a_point_in_a_regression_is_the_noise():
+    problem = task(outputs=1)
+    params = problem.init(jax.random.key(1))
+    found = evaluate.mean_uncertainty(priory.FedAvg(), problem, params, shard(classes=None), jax.random.key(0))
+    np.testing.assert_allclose(found, 0.5, rtol=1e-6)
+
+
+def test_a_client_without_held_out_examples_has_no_uncertainty():
+    problem, nobody = task(), shard(count=0)
+    params = problem.init(jax.random.key(1))
+    assert np.isnan(evaluate.mean_uncertainty(priory.FedAvg(), problem, params, nobody, jax.random.key(0)))

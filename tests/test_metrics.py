@@ -46,6 +46,7 @@ def regression_of(squared_errors):
         squared_error=jnp.asarray(squared_errors, jnp.float32),
         nll=jnp.ones(len(squared_errors)),
         covered=jnp.ones(len(squared_errors)),
+        uncertainty=jnp.ones(len(squared_errors)),
     )
 
 
@@ -53,7 +54,7 @@ def classification_of(correct, count):
     """Clients with these numbers of correct answers, and nothing else of interest."""
     count = jnp.asarray(count, jnp.float32)
     bins = jnp.zeros((len(count), metrics.NUM_BINS, 3)).at[:, 0, 0].set(count)
-    return Tally(count, jnp.asarray(correct, jnp.float32), count, count, bins)
+    return Tally(count, jnp.asarray(correct, jnp.float32), count, count, count, bins)
 
 
 def test_constant_confidence_08_with_accuracy_06_has_calibration_errors_of_02():
@@ -251,8 +252,8 @@ def test_an_infinite_client_becomes_null_without_hiding_the_others():
 def test_summaries_have_the_keys_of_a_run_summary():
     classes = metrics.summarise(classification_of([1], [2])).to_json()
     numbers = metrics.summarise(regression_of([1.0])).to_json()
-    assert set(classes) == {"accuracy", "nll", "ece", "mce", "brier", "clients"}
-    assert set(numbers) == {"rmse", "nll", "coverage_90", "clients"}
+    assert set(classes) == {"accuracy", "nll", "ece", "mce", "brier", "uncertainty", "clients"}
+    assert set(numbers) == {"rmse", "nll", "coverage_90", "uncertainty", "clients"}
     assert set(classes["clients"]) == set(numbers["clients"]) == {"mean", "worst", "p10"}
 
 
@@ -266,3 +267,80 @@ def test_tallies_accumulate_inside_a_compiled_loop():
     total, _ = jax.jit(lambda b: jax.lax.scan(body, metrics.zero(Tally), b))(batches)
     whole = tally_classification(log_probs, y, everyone(64))
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5), total, whole)
+
+
+@pytest.mark.parametrize("size", [0.0, 30.0, 200.0])
+def test_two_components_that_contradict_each_other_leave_log_2_of_uncertainty(size):
+    logits = size * jnp.array([[[1.0, -1.0]], [[-1.0, 1.0]]])
+    log_probs = metrics.mixture_log_probs(logits, jnp.full((2, 1), jnp.log(0.5)))
+    tally = tally_classification(log_probs, jnp.array([0]), everyone(1))
+    assert_allclose(tally.uncertainty, np.log(2), rtol=1e-6)
+
+
+def test_entropy_agrees_with_scipy():
+    log_probs, _ = random_predictions()
+    assert_allclose(metrics.entropy(log_probs), stats.entropy(np.exp(log_probs), axis=1), rtol=1e-5)
+
+
+def test_a_certain_prediction_has_no_entropy_even_where_a_class_is_impossible():
+    assert metrics.entropy(jnp.log(jnp.eye(3))).tolist() == [0, 0, 0]
+
+
+def test_a_probability_rounded_above_one_has_no_negative_entropy():
+    assert metrics.entropy(jnp.array([[1e-7, -40.0]])).tolist() == [0]
+
+
+def test_the_entropy_of_a_nan_prediction_is_nan():
+    assert np.isnan(metrics.entropy(jnp.full((1, 3), jnp.nan))).all()
+
+
+def test_uncertainty_does_not_depend_on_the_labels():
+    log_probs, y = random_predictions()
+    one, other = (tally_classification(log_probs, labels, everyone(64)) for labels in (y, (y + 1) % 4))
+    assert float(one.uncertainty) == float(other.uncertainty)
+    assert float(one.nll) != float(other.nll)
+
+
+def test_the_variance_of_a_mixture_is_the_mean_of_variances_and_the_variance_of_means():
+    mean, sd, weights = jnp.array([[1.0], [4.0]]), jnp.array([[0.5], [2.0]]), jnp.array([[0.25], [0.75]])
+    tally = tally_regression(mean, sd, jnp.log(weights), jnp.array([0.0]), everyone(1))
+    within, between = 0.25 * 0.5**2 + 0.75 * 2.0**2, 0.25 * 0.75 * (4.0 - 1.0) ** 2
+    assert_allclose(tally.uncertainty, np.sqrt(within + between), rtol=1e-6)
+
+
+def test_a_spread_far_from_zero_is_not_lost_to_rounding():
+    mean = jnp.array([[1e4 - 1.0], [1e4 + 1.0]])
+    _, spread = metrics.mixture_mean_and_sd(mean, jnp.full((2, 1), 1e-3), jnp.full((2, 1), jnp.log(0.5)))
+    assert_allclose(spread, [1.0], rtol=1e-3)
+
+
+def test_uncertainty_is_a_mean_over_examples_and_over_those_of_each_client():
+    log_probs, y = random_predictions()
+    parts = [
+        tally_classification(log_probs[rows], y[rows], everyone(len(y[rows]))) for rows in (slice(16), slice(16, 64))
+    ]
+    scores = metrics.summarise(stack(*parts, metrics.zero(Tally)))
+    each = np.asarray(metrics.entropy(log_probs))
+    assert_allclose(scores.uncertainty, each.mean(), rtol=1e-5)
+    assert_allclose(scores.per_client["uncertainty"], [each[:16].mean(), each[16:].mean(), np.nan], rtol=1e-5)
+
+
+@pytest.mark.parametrize("tallies", [classification_of([1, 2], [2, 2]), regression_of([1.0, 2.0])])
+def test_scores_come_back_from_json(tallies):
+    scores = metrics.summarise(tallies)
+    columns = {name: values.tolist() for name, values in scores.per_client.items()}
+    again = metrics.from_json(scores.to_json(), {"client": ["a", "b"], **columns})
+    assert again == scores
+    assert_allclose(again.per_client["uncertainty"], scores.per_client["uncertainty"])
+
+
+@pytest.mark.parametrize("tallies", [classification_of([1, 2], [2, 2]), regression_of([1.0, 2.0])])
+def test_scores_that_were_written_without_uncertainty_read_as_nan(tallies):
+    scores = metrics.summarise(tallies)
+    pooled = {name: value for name, value in scores.to_json().items() if name != "uncertainty"}
+    columns = {name: values.tolist() for name, values in scores.per_client.items() if name != "uncertainty"}
+    again = metrics.from_json(pooled, columns)
+    assert again.nll == scores.nll
+    assert np.isnan(again.uncertainty)
+    assert np.isnan(again.per_client["uncertainty"]).tolist() == [True, True]
+    assert again.to_json()["uncertainty"] is None

@@ -147,3 +147,9 @@ def test_the_command_writes_all_cells_and_a_manifest_that_runs(tmp_path, monkeyp
     assert best["data"]["validation"] == 0.0
     assert main(["run", "t/manifest.toml", "--out", "best"]) == 0
     assert main(["tune", "fedprox", *grid, *federation]) == 2  # never overwritten
+
+
+def test_the_rows_that_tuning_scores_on_cannot_judge_clients_too(capsys):
+    jax.devices()
+    assert main(["tune", "fedprox", "--over", "mu=0,1", "--data", "digits", "--exclude-uncertain", "0.2"]) == 2
+    assert "exclude-uncertain=0.2 needs the rows that tuning scores on; leave it out" in capsys.readouterr().err

@@ -11,10 +11,11 @@ from typing import Any
 import tomli_w
 
 from priory import methods, report
+from priory import tune as tuner
 from priory.cli import federation, flags, progress, start
 from priory.cli.app import INTERRUPTED
 from priory.cli.flags import Flag
-from priory.cli.run import DATA_GROUP, RUN_GROUP, free_path, run_flags, settings_from
+from priory.cli.run import DATA_GROUP, RUN_GROUP, free_path, run_flags, settings_from, settled
 from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.engine import Settings, manifest, resume, simulate
@@ -87,10 +88,12 @@ def compare(argv: Sequence[str]) -> int:
     data, settings = chosen.federation(), settings_from(values["run"], chosen)
     directory = Path(output.out or Path("runs") / f"compare-{Path(data.name).stem}")
     for method in named.values():
-        method.check()
+        (dataclasses.replace(method, clusters=1) if tuner.is_open(method) else method).check()
         settings.schedules(method)
+        settings.check_exclusion(method, int(data.validation.count[: data.num_clients].sum()))
     settings.check(data.num_clients)
-    return _run_all(list(_cells(named, settings, output.seeds, directory)), data, directory)
+    cells = list(_cells(named, settings, output.seeds, directory))
+    return _run_all(_with_clusters(cells, data), data, directory)
 
 
 def methods_from(texts: Sequence[str], shared: dict[str, Any]) -> dict[str, Any]:
@@ -126,6 +129,18 @@ def _cells(named: dict[str, Any], settings: Settings, seeds: int, directory: Pat
         for seed in range(settings.seed, settings.seed + seeds):
             folder = f"{label.replace(':', '-').replace('/', '_')}-s{seed}"
             yield Cell(label, method, dataclasses.replace(settings, seed=seed), directory / folder)
+
+
+def _with_clusters(cells: list[Cell], data: Federation) -> list[Cell]:
+    """The cells with a number for every `clusters=auto`: chosen with the first seed, or what a run there records."""
+    chosen: dict[str, Any] = {}
+    for cell in cells:
+        if tuner.is_open(cell.method) and cell.label not in chosen:
+            recorded = (cell.path / "manifest.toml").exists()
+            number = RunDirectory(cell.path).manifest().get("method", {}).get("clusters") if recorded else None
+            known = dataclasses.replace(cell.method, clusters=number) if isinstance(number, int) else None
+            chosen[cell.label] = known or settled(cell.method, data, cell.settings)
+    return [dataclasses.replace(cell, method=chosen.get(cell.label, cell.method)) for cell in cells]
 
 
 def _run_all(cells: list[Cell], data: Federation, directory: Path) -> int:

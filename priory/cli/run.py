@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from priory import methods, report
+from priory import tune as tuner
 from priory.cli import federation, flags, progress, start
 from priory.cli.app import INTERRUPTED
 from priory.cli.flags import Flag
@@ -143,6 +146,23 @@ def title_of(method: Any) -> str:
     return text.split("\n\nServer keeps")[0]
 
 
+def settled(method: Any, data: Federation, settings: Settings) -> Any:
+    """The method; with its number of clusters chosen, and printed, where that is left to the validation rows."""
+    if not tuner.is_open(method):
+        return method
+    with progress.counting("choosing the clusters") as told:
+        tried = tuner.try_clusters(method, data, told=told, **dataclasses.asdict(settings))
+    number = tuner.fewest(tried)
+    scores = ", ".join(f"{np.mean(one.nll):.4f} with {one.clusters}" for one in tried)
+    report.console().print(
+        f"clusters={number}, the fewest within one standard error of the best validation nll: {scores}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    return dataclasses.replace(method, clusters=number)
+
+
 def conclude(finished: Run) -> int:
     """The exit code of a run, after printing what it ended with or how to go on."""
     console = report.console()
@@ -167,6 +187,7 @@ def _simulate(method: Any, data: Federation, settings: Settings, out: str | None
     name = methods.name_of(method)
     path = Path(out) if out else free_path(Path("runs") / f"{name}-{Path(data.name).stem}-s{settings.seed}")
     report.console().print(f"{name} on {data.describe()}", markup=False, soft_wrap=True)
+    method = settled(method, data, settings)
     with progress.interruptible() as stop, progress.watching(name) as watcher:
         finished = simulate(method, data, out=path, listener=watcher, stop=stop, **dataclasses.asdict(settings))
     return conclude(finished)

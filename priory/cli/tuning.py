@@ -82,6 +82,11 @@ def tune(argv: Sequence[str]) -> int:
     axes = axes_from(method, over)
     if output.seeds < 1:
         raise UsageError(f"seeds={output.seeds} is too small; choose 1 or more.")
+    share = values["run"]["exclude_uncertain"]
+    if share:
+        raise UsageError(
+            f"exclude-uncertain={share} needs the rows that tuning scores on; leave it out, and run with it."
+        )
     start.start_jax(output.devices)
     chosen = federation.from_values(values["data"])
     return _tune(method, axes, chosen, settings_from(values["run"], chosen), output)

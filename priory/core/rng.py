@@ -25,6 +25,7 @@ class Stream(IntEnum):
     EVALUATION = 6
     CHOICE = 7
     EVIDENCE = 8
+    CONFIDENCE = 9
 
 
 def root(seed: int) -> Key:

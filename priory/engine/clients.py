@@ -46,10 +46,14 @@ class Resident:
                 rows, new = devices.everywhere((ids[found], new), self._plan.mesh)
                 self.records = devices.put_rows(self.records, rows, new, mesh=self._plan.mesh)
 
-    def run(self, problem: tuple, root: Key, server: Any, start: int, stop: int) -> tuple[Any, Trace]:
+    def run(
+        self, problem: tuple, root: Key, server: Any, start: int, stop: int, validation: Shards | None
+    ) -> tuple[Any, Trace]:
         """The server after rounds start … stop − 1, and what happened."""
         span = devices.everywhere((np.int32(start), np.int32(stop)), self._plan.mesh)
-        server, self.records, trace = run_block(*problem, root, *span, server, self.records, plan=self._plan)
+        server, self.records, trace = run_block(
+            *problem, root, *span, server, self.records, validation, plan=self._plan
+        )
         trace = jax.tree.map(lambda leaf: leaf[: stop - start], devices.to_host(trace, self._plan.mesh))
         self._touched[trace.ids[trace.status != EMPTY]] = True
         return server, trace
@@ -93,7 +97,9 @@ class Stored:
         """Nothing to read: a record is read when its client is called."""
         self._committed = generation
 
-    def run(self, problem: tuple, root: Key, server: Any, start: int, stop: int) -> tuple[Any, Trace]:
+    def run(
+        self, problem: tuple, root: Key, server: Any, start: int, stop: int, validation: Shards | None
+    ) -> tuple[Any, Trace]:
         """The server after rounds start … stop − 1, and what happened."""
         shards, mesh, traces = problem[3], self._plan.mesh, []
         ids = self._draw(shards, root, start)
@@ -102,7 +108,9 @@ class Stored:
         for t in range(start, stop):
             here = self._patched(early, ids, late, t)
             step = devices.everywhere(np.int32(t), mesh)
-            running = run_round(*problem, root, step, server, devices.shared_out(here, mesh), plan=self._plan)
+            running = run_round(
+                *problem, root, step, server, devices.shared_out(here, mesh), validation, plan=self._plan
+            )
             following = self._draw(shards, root, t + 1)
             # Who is in both rounds can be read only after this round has written it.
             late = np.isin(following, ids)

@@ -21,13 +21,18 @@ from priory.core import rng, trees
 from priory.core.rng import Key, Stream
 from priory.core.struct import replace, struct
 from priory.engine.cohort import Participation, Slots, deal
+from priory.evaluate import own_uncertainty
 from priory.fed import channel as uplink
 from priory.fed import schedule, screen
 from priory.fed.method import Channel, Info, Message, Task
 from priory.fed.shard import Shard, Shards
 
 AXIS = "clients"
-EMPTY, COUNTED, KEPT, REJECTED = range(4)  # status of a place: nobody, counted, ran without uploading, not finite
+# Status of a place: nobody, counted, ran without uploading (its turn or its uncertainty said so), not finite.
+# XLA on a CPU would interleave independent operations of a client's step over all cores. The devices already share out
+# the cores, so that only moves arrays between caches: a round of pFedBayes took half as long again.
+SCHEDULING = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+EMPTY, COUNTED, KEPT, REJECTED = range(4)
 
 
 @struct
@@ -42,6 +47,19 @@ class Record:
 
     joined: Array
     client: Any
+    memory: Any
+
+
+@struct
+class Doubt:
+    """What decides whether an uploader is left out, and what it has then.
+
+    Attributes:
+        uncertainty: Of its own posterior on its validation inputs; NaN without any, and for whoever does not upload.
+        memory: The uplink channel's memory as it was before sending.
+    """
+
+    uncertainty: Array
     memory: Any
 
 
@@ -73,6 +91,7 @@ class Plan:
         stack: Whether `aggregate` sees all messages although the method is linear.
         block: Most rounds that are run between two looks.
         mesh: The devices.
+        exclude: Share of the uploaders that is left out, the most uncertain ones; above 0 only with validation shards.
     """
 
     participation: Participation
@@ -83,6 +102,7 @@ class Plan:
     stack: bool
     block: int
     mesh: Mesh
+    exclude: float = 0.0
 
     @property
     def hands(self) -> int:
@@ -105,7 +125,7 @@ class Plan:
         return -(-num // self.hands) * self.hands
 
 
-@partial(jax.jit, static_argnames="plan", donate_argnames=("server", "records"))
+@partial(jax.jit, static_argnames="plan", donate_argnames=("server", "records"), compiler_options=SCHEDULING)
 def run_block(
     method: Any,
     task: Task,
@@ -116,16 +136,22 @@ def run_block(
     stop: Array,
     server: Any,
     records: Record,
+    validation: Shards | None = None,
     *,
     plan: Plan,
 ) -> tuple[Any, Record, Trace]:
-    """The server and all clients' records after rounds start … stop − 1; records live on the devices, shared out."""
+    """The server and all clients' records after rounds start … stop − 1; records live on the devices, shared out.
 
-    def device(method, task, channel, shards, root, start, stop, server, records):  # type: ignore[no-untyped-def]
+    With `validation` the most uncertain uploaders are left out.
+    """
+
+    def device(method, task, channel, shards, validation, root, start, stop, server, records):  # type: ignore[no-untyped-def]
+        data = (shards, validation)
+
         def one(t: Array, server: Any, records: Record) -> tuple[Any, Record, Trace]:
             slots = draw_slots(plan, shards, root, t)
             here = _fetch(records, slots.ids, plan)
-            server, here, happened = _round(plan, method, task, channel, shards, root, t, server, here, slots)
+            server, here, happened = _round(plan, method, task, channel, data, root, t, server, here, slots)
             return server, _store(records, slots, here, plan), happened
 
         def body(t: Array, carry: tuple[Any, Record, Trace]) -> tuple[Any, Record, Trace]:
@@ -136,12 +162,12 @@ def run_block(
         trace = jax.tree.map(lambda leaf: jnp.zeros((plan.block, *leaf.shape), leaf.dtype), happened)
         return lax.fori_loop(start, stop, body, (server, records, trace))
 
-    spec = (P(),) * 8 + (P(AXIS),)
+    spec = (P(),) * 9 + (P(AXIS),)
     mapped = jax.shard_map(device, mesh=plan.mesh, in_specs=spec, out_specs=(P(), P(AXIS), P()), check_vma=False)
-    return mapped(method, task, channel, shards, root, start, stop, server, records)
+    return mapped(method, task, channel, shards, validation, root, start, stop, server, records)
 
 
-@partial(jax.jit, static_argnames="plan", donate_argnames=("server", "here"))
+@partial(jax.jit, static_argnames="plan", donate_argnames=("server", "here"), compiler_options=SCHEDULING)
 def run_round(
     method: Any,
     task: Task,
@@ -151,18 +177,19 @@ def run_round(
     t: Array,
     server: Any,
     here: Record,
+    validation: Shards | None = None,
     *,
     plan: Plan,
 ) -> tuple[Any, Record, Trace]:
     """The server and the cohort's records after round t; records come from a store and go back to it."""
 
-    def device(method, task, channel, shards, root, t, server, here):  # type: ignore[no-untyped-def]
+    def device(method, task, channel, shards, validation, root, t, server, here):  # type: ignore[no-untyped-def]
         slots = draw_slots(plan, shards, root, t)
-        return _round(plan, method, task, channel, shards, root, t, server, here, slots)
+        return _round(plan, method, task, channel, (shards, validation), root, t, server, here, slots)
 
-    spec = (P(),) * 7 + (P(AXIS),)
+    spec = (P(),) * 8 + (P(AXIS),)
     mapped = jax.shard_map(device, mesh=plan.mesh, in_specs=spec, out_specs=(P(), P(AXIS), P()), check_vma=False)
-    return mapped(method, task, channel, shards, root, t, server, here)
+    return mapped(method, task, channel, shards, validation, root, t, server, here)
 
 
 def draw_slots(plan: Plan, shards: Shards, root: Key, t: Array) -> Slots:
@@ -190,7 +217,7 @@ def _round(
     method: Any,
     task: Task,
     channel: Channel | None,
-    shards: Shards,
+    data: tuple[Shards, Shards | None],
     root: Key,
     t: Array,
     server: Any,
@@ -198,6 +225,7 @@ def _round(
     slots: Slots,
 ) -> tuple[Any, Record, Trace]:
     """One round as a device sees it: `here` are the records of its own places, `slots` are everybody's."""
+    (shards, validation), personal = data, method  # personalisation knows no schedule
     method = schedule.resolve(method, plan.schedules, t, plan.rounds)
     down = method.broadcast(server)
     if getattr(method, "pools", False):  # one visit with everybody's data, in the first place
@@ -206,15 +234,22 @@ def _round(
         visit = partial(_visit, plan, method, task, channel, down, lambda _: pooled, root, t)
     else:
         visit = partial(_visit, plan, method, task, channel, down, shards.of, root, t)
-    share = plan.places // plan.hands
-    mine = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, lax.axis_index(AXIS) * share, share), slots)
+    if validation is not None:
+        visit = partial(visit, judge=partial(own_uncertainty, personal, task, down, shards, validation, root, t))
+    mine = _own_share(slots, plan)
     stream = method.linear and not plan.stack
-    here, messages, info, status = _work_through(visit, here, mine, plan.chunk, stream)
+    # Who is left out is known when all have run, so until then the messages of a linear method are kept apart too.
+    here, messages, info, status, doubt = _work_through(visit, here, mine, plan.chunk, stream and validation is None)
+    status, left_out = _gathered(status), {}
+    if doubt is not None:
+        out = screen.most_uncertain(_gathered(doubt.uncertainty), status == COUNTED, plan.exclude)
+        here, messages = jax.vmap(_leave_out)(_own_share(out, plan), here, messages, doubt)
+        status, left_out = jnp.where(out, jnp.int8(KEPT), status), {"excluded": jnp.sum(out)}
+        messages = _weighted_sum(messages) if stream else messages
     messages = _summed(messages) if stream else _gathered(messages)
     server, server_info = method.aggregate(task, server, messages, rng.key(root, Stream.SERVER, t))
-    status = _gathered(status)
     info = _mean_info(_gathered(info), (status == COUNTED) | (status == KEPT))
-    return server, here, Trace(slots.ids, status, {**info, **server_info})
+    return server, here, Trace(slots.ids, status, {**info, **server_info, **left_out})
 
 
 def _visit(
@@ -228,8 +263,9 @@ def _visit(
     t: Array,
     record: Record,
     slot: Slots,
-) -> tuple[Record, Message, Info, Array]:
-    """One client's part of the round: its record, message, info and status."""
+    judge: Callable[[Array, Any], Array] | None = None,
+) -> "Visited":
+    """One client's part of the round: its record, message, info and status, and its doubt if there is a judge."""
     data = data_of(slot.ids)
 
     def enrol() -> Any:
@@ -244,43 +280,58 @@ def _visit(
     memory = trees.select(record.joined, record.memory, uplink.memory_of(channel, message.payload))
     key = rng.key(root, Stream.CHANNEL, t, slot.ids)
     message, sent, bits = uplink.transmit(channel, method, task, down, message, memory, key)
+    doubt = None
+    if judge is not None:
+        uncertainty = partial(judge, slot.ids, client)
+        unknown = partial(jnp.float32, jnp.nan)
+        doubt = Doubt(trees.either(slot.uploads, uncertainty, unknown, batched=plan.chunk > 1), memory)
     memory = trees.select(slot.uploads, sent, memory)  # who does not upload has sent nothing
     good = screen.usable(message) & trees.all_finite(client)
     kept = trees.select(good, Record(jnp.bool_(True), client, memory), record)
     message = screen.silence(replace(message, sender=slot.ids), good & slot.uploads)
     status = jnp.where(good, jnp.where(slot.uploads, COUNTED, KEPT), REJECTED).astype(jnp.int8)
-    return kept, message, {**info, "bits": bits}, status
+    return kept, message, {**info, "bits": bits}, status, doubt
 
 
-Visit = Callable[[Record, Slots], tuple[Record, Message, Info, Array]]
+def _leave_out(out: Array, record: Record, message: Message, doubt: Doubt) -> tuple[Record, Message]:
+    """A client's record and message, as if it had not uploaded if it is left out."""
+    memory = trees.select(out, doubt.memory, record.memory)
+    return replace(record, memory=memory), screen.silence(message, ~out)
 
 
-def _work_through(
-    visit: Visit, records: Record, slots: Slots, chunk: int, stream: bool
-) -> tuple[Record, Message, Info, Array]:
+Visited = tuple[Record, Message, Info, Array, Doubt | None]
+Visit = Callable[[Record, Slots], Visited]
+
+
+def _work_through(visit: Visit, records: Record, slots: Slots, chunk: int, stream: bool) -> Visited:
     """Every place of this device visited, `chunk` at a time; messages stacked, or streamed into a sum of one."""
     first = jax.tree.map(lambda leaf: leaf[0], (records, slots))
     nobody = trees.zeros(jax.eval_shape(visit, *first)[1:])
 
-    def place(record: Record, slot: Slots) -> tuple[Record, Message, Info, Array]:
+    def place(record: Record, slot: Slots) -> Visited:
         return trees.either(slot.filled, lambda: visit(record, slot), lambda: (record, *nobody), batched=chunk > 1)
 
     def group(total: Message | None, members: tuple[Record, Slots]) -> tuple[Message | None, tuple]:
         if chunk == 1:  # no vmap: it would batch the loop's own trip count
-            record, message, info, status = _stack_of_one(place(*jax.tree.map(lambda leaf: leaf[0], members)))
+            record, message, *rest = _stack_of_one(place(*jax.tree.map(lambda leaf: leaf[0], members)))
         else:
-            record, message, info, status = jax.vmap(place)(*members)
+            record, message, *rest = jax.vmap(place)(*members)
         if total is None:
-            return None, (record, message, info, status)
-        weighted: Any = trees.weighted_sum(message.payload, message.weight)
-        total = Message(trees.add(total.payload, weighted), total.weight + jnp.sum(message.weight))
-        return total, (record, None, info, status)
+            return None, (record, message, *rest)
+        here = _weighted_sum(message)
+        total = Message(trees.add(total.payload, here.payload), total.weight + here.weight)
+        return total, (record, None, *rest)
 
     grouped = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), (records, slots))
     total = Message(nobody[0].payload, jnp.float32(0)) if stream else None
     total, visited = lax.scan(group, total, grouped)
-    records, messages, info, status = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), visited)
-    return records, messages if total is None else total, info, status
+    records, messages, *rest = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), visited)
+    return records, messages if total is None else total, *rest
+
+
+def _weighted_sum(messages: Message) -> Message:
+    """The weighted sum of stacked messages with the total weight, not yet divided by it."""
+    return Message(trees.weighted_sum(messages.payload, messages.weight), jnp.sum(messages.weight))
 
 
 def _summed(total: Message) -> Message:
@@ -293,6 +344,12 @@ def _summed(total: Message) -> Message:
 def _gathered(tree: Any) -> Any:
     """What all devices have, stacked in the order of places."""
     return jax.tree.map(lambda leaf: lax.all_gather(leaf, AXIS, tiled=True), tree)
+
+
+def _own_share(tree: Any, plan: Plan) -> Any:
+    """The places of this device out of what is known of all."""
+    share = plan.places // plan.hands
+    return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, lax.axis_index(AXIS) * share, share), tree)
 
 
 def _stack_of_one(tree: Any) -> Any:
@@ -309,8 +366,7 @@ def _mean_info(info: Info, ran: Array) -> Info:
 
 def _fetch(records: Record, ids: Array, plan: Plan) -> Record:
     """The records of this device's places, out of the shares that the devices hold."""
-    share = plan.places // plan.hands
-    mine = lax.dynamic_slice_in_dim(ids, lax.axis_index(AXIS) * share, share)
+    mine = _own_share(ids, plan)
     if plan.hands == 1:
         return jax.tree.map(lambda leaf: leaf[mine], records)
     held, local = _whose(records, ids)

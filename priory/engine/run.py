@@ -88,10 +88,8 @@ class PersonalModel:
         if scale is not None:
             scale = jnp.broadcast_to(jnp.asarray(scale, jnp.float32), predictive.outputs.shape[:-1])
         mean, sd = self.task.likelihood.mean_and_scale(predictive.outputs, scale)  # type: ignore[attr-defined]
-        weight = jnp.exp(predictive.log_weights)
-        centre = jnp.sum(weight * mean, axis=0)
-        variance = jnp.sum(weight * (sd**2 + mean**2), axis=0) - centre**2
-        return Prediction(None, None, np.asarray(centre), np.sqrt(np.maximum(variance, 0)), (), predictive)
+        centre, spread = metrics.mixture_mean_and_sd(mean, sd, predictive.log_weights)
+        return Prediction(None, None, np.asarray(centre), np.asarray(spread), (), predictive)
 
 
 @dataclass(frozen=True)

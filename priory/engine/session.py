@@ -21,7 +21,7 @@ from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.data import Federation
-from priory.engine import devices, manifest
+from priory.engine import devices, grouping, manifest
 from priory.engine.clients import Resident, Stored, home_for
 from priory.engine.clock import Clock
 from priory.engine.cohort import subset
@@ -40,6 +40,7 @@ BLOCK = 64  # most rounds between two looks at the clock
 LOOK_SECONDS = 1.0  # about how long a block takes, so that Ctrl-C is heard
 COMMIT_SECONDS = 30.0  # how much work a crash may cost between evaluations
 EVALUATION_BYTES = 1 << 28  # most bytes of client state that an evaluation holds at once
+NAMED = 100  # most clients whose uncertainty a line of the metrics names
 
 AnyScores = Scores | RegressionScores | None
 
@@ -66,6 +67,7 @@ class Session:
     plan: Plan
     train: Shards
     test: Shards
+    validation: Shards | None
     root: Key
     home: Resident | Stored
     server: Any
@@ -94,11 +96,13 @@ class Session:
         """Everything checked and placed, nothing run."""
         chosen.check(federation.num_clients)
         method.check()
+        chosen.check_exclusion(method, int(federation.validation.count[: federation.num_clients].sum()))
         if channel is not None:
             channel.check()
         task = task_of(federation, chosen, model)
         mesh = devices.mesh_of_all()
-        train, test = devices.shards_of(federation, mesh, "train", "test")
+        train, held, test = devices.shards_of(federation, mesh, "train", "validation", "test")
+        validation = held if chosen.exclude_uncertain else None  # a round without it has nothing to judge by
         schedules = chosen.schedules(method)
         plan = Plan(
             participation=chosen.drawn_from(federation.num_clients),
@@ -109,6 +113,7 @@ class Session:
             stack=False,
             block=BLOCK,
             mesh=mesh,
+            exclude=chosen.exclude_uncertain,
         )
         root = devices.root_key(chosen.seed, mesh)
         clock = Clock()
@@ -124,8 +129,8 @@ class Session:
             checkpoint = Checkpoint(directory.checkpoint, server, record, federation.num_clients)
         home = home_class(record, federation.num_clients, plan, checkpoint.clients if checkpoint else None)
         made = cls(
-            method, federation, chosen, task, channel, plan, train, test, root, home, server, directory, checkpoint,
-            record, table, clock,
+            method, federation, chosen, task, channel, plan, train, test, validation, root, home, server, directory,
+            checkpoint, record, table, clock,
         )  # fmt: skip
         if resume:
             made._restore()
@@ -148,8 +153,8 @@ class Session:
             until = self.settings.next_stop(self.completed, block)
             started = time.perf_counter()
             with self.clock.booking("train"):
-                problem = (self.method, self.task, self.channel, self.train)
-                self.server, trace = self.home.run(problem, self.root, self.server, self.completed, until)
+                problem, span = (self.method, self.task, self.channel, self.train), (self.completed, until)
+                self.server, trace = self.home.run(problem, self.root, self.server, *span, self.validation)
             pace = (time.perf_counter() - started) / (until - self.completed)
             block = devices.agreed(int(np.clip(LOOK_SECONDS / max(pace, 1e-6), 1, BLOCK)))
             self.completed = until
@@ -157,8 +162,8 @@ class Session:
             if listener is not None:
                 listener.advanced(until, self.settings.rounds, self.info)
             if until < self.settings.rounds and self.settings.evaluates_at(until):
-                line = self._line(*self._evaluate(self.settings.eval_clients))
-                self._append(line, listener)
+                some = self.settings.eval_clients
+                self._append(self._line(*self._evaluate(some), some), listener)
                 committed = self._commit()
             elif devices.agreed(time.perf_counter() - committed > COMMIT_SECONDS):
                 committed = self._commit()
@@ -181,20 +186,24 @@ class Session:
         """The run with its last evaluation, of all clients and of newcomers, and its summary on disk."""
         personal, population = self._evaluate(None)
         newcomers = self._evaluate_newcomers()
-        line = self._line(personal, population) | {"newcomers": newcomers.to_json() if newcomers else None}
+        line = self._line(personal, population, None) | {"newcomers": newcomers.to_json() if newcomers else None}
         # Not part of a commit: a run killed here evaluates again and writes the same line in the same place.
         self._append(line, listener)
         run = self._result(personal, population, newcomers)
+        run.extra.update(grouping.clusters_of(self.method, self.federation, self._of_each))
         if self.directory is not None:
             self.directory.write_summary(run.summary(), run.per_client())
         return run
 
     def _evaluate(self, num: int | None) -> tuple[AnyScores, AnyScores]:
         """Personal and global scores of all clients, or of a fixed random choice of `num`."""
+        return self._scores(self._chosen(num), visits=0)
+
+    def _chosen(self, num: int | None) -> np.ndarray:
         everyone = np.arange(self.federation.num_clients)
-        if num is not None and num < len(everyone):
-            everyone = np.sort(np.asarray(subset(rng.key(self.root, Stream.CHOICE), len(everyone), num)))
-        return self._scores(everyone, visits=0)
+        if num is None or num >= len(everyone):
+            return everyone
+        return np.sort(np.asarray(subset(rng.key(self.root, Stream.CHOICE), len(everyone), num)))
 
     def _evaluate_newcomers(self) -> AnyScores:
         """Scores of the clients that were held out, after onboarding."""
@@ -259,15 +268,26 @@ class Session:
             name = self.federation.clients[client]
             self.rejected[name] = self.rejected.get(name, 0) + 1
 
-    def _line(self, personal: AnyScores, population: AnyScores) -> dict[str, Any]:
+    def _line(self, personal: AnyScores, population: AnyScores, num: int | None) -> dict[str, Any]:
+        """What the metrics say of an evaluation of all clients, or of `num`."""
         return {
             "round": self.completed,
             "personal": personal.to_json() if personal else None,
             "global": population.to_json() if population else None,
+            "uncertainty": self._uncertainty(personal, num),
             "info": {name: value if math.isfinite(value) else None for name, value in self.info.items()},
             "rejected": dict(self.rejected),
             "seconds": {name: round(value, 3) for name, value in self.clock.seconds.items()},
         }
+
+    def _uncertainty(self, personal: AnyScores, num: int | None) -> dict[str, float | None] | None:
+        """How uncertain each evaluated client is of its test examples, by name; None where they are too many."""
+        ids = self._chosen(num)
+        if personal is None or len(ids) > NAMED:
+            return None
+        values = personal.per_client["uncertainty"].tolist()
+        named = zip((self.federation.clients[client] for client in ids), values, strict=True)
+        return {name: value if math.isfinite(value) else None for name, value in named}
 
     def _append(self, line: dict[str, Any], listener: Listener | None) -> None:
         self.history.append(line)

@@ -34,6 +34,7 @@ class Settings:
         active: Clients that run and keep their state in a round, of which the cohort uploads; the cohort by default.
         participation: Exactly so many clients a round, or each client independently (bernoulli).
         weighting: Keep the method's weights of the messages, or override them: equal, or by number of examples.
+        exclude_uncertain: Share of a round's uploaders left out, those least sure of their own validation examples.
         schedule: Hyper-parameters that change with the round: FIELD=step:FACTOR@FRACTION,... | cosine | linear.
         seed: Root of all randomness of the run.
         model: linear, mlp:WIDTH[,WIDTH], cnn or package.module:factory; chosen from the data's shape by default.
@@ -51,6 +52,7 @@ class Settings:
     active: int | None = None
     participation: Literal["fixed", "bernoulli"] = "fixed"
     weighting: Literal["method", "uniform", "examples"] = "method"
+    exclude_uncertain: float = 0.0
     schedule: tuple[str, ...] = ()
     seed: int = 0
     model: str | None = None
@@ -79,7 +81,20 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise UsageError(f"{name.replace('_', '-')}={value} is negative; choose 0 or more.")
+        share = self.exclude_uncertain
+        if not isinstance(share, int | float) or not 0 <= share < 1:
+            raise UsageError(f"exclude-uncertain={share!r} lies outside [0, 1); choose a share such as 0.2.")
         self.drawn_from(num_clients).check()
+
+    def check_exclusion(self, method: Any, num_validation: int) -> None:
+        """Raise when uncertain clients are to be left out and the method or the data allow no judging."""
+        if self.exclude_uncertain == 0:
+            return
+        said = f"exclude-uncertain={self.exclude_uncertain}"
+        if getattr(method, "pools", False):
+            raise UsageError(f"{said} needs clients with models of their own, but the method pools the data; choose 0.")
+        if num_validation == 0:
+            raise UsageError(f"{said} judges clients by validation examples, and there are none; use --validation 0.1.")
 
     def drawn_from(self, num_clients: int) -> Participation:
         """How clients are drawn from so many."""

@@ -1,7 +1,8 @@
 """Uplink transforms, composed outside the methods: what a payload goes through on its way, and the bits it costs.
 
 A channel sees the difference between the payload and its reference (what a client that learned nothing would send), so
-that clipping and compression act on what was learned. Statistics of a batch norm travel as they are.
+that clipping and compression act on what was learned. Statistics of a batch norm travel as they are, and so do whole
+numbers, which name something and have no differences.
 """
 
 import math
@@ -17,8 +18,9 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import static, struct
+from priory.fed import thin
 from priory.fed.checks import positive
-from priory.fed.method import Channel, Message, Reference, Task
+from priory.fed.method import Channel, Message, Reference, Task, Thins
 
 Payload = TypeVar("Payload")
 
@@ -106,10 +108,10 @@ def transmit(
 ) -> tuple[Message, Any, Array]:
     """The message as it arrives, the sender's memory, and the bits that travelled; simulated or not."""
     if channel is None:
-        return message, memory, _bits(message.payload)
-    statistics, learned = trees.partition(message.payload, is_statistic)
-    reference = reference_of(method, task, down, message.payload)
-    reference = trees.partition(reference, is_statistic)[1]
+        whole = not isinstance(method, Thins)
+        return message, memory, _bits(message.payload) if whole else thin.bits(method.thin(message.payload))
+    statistics, learned = _apart(message.payload)
+    reference = _apart(reference_of(method, task, down, message.payload))[1]
     sent, memory, bits = channel.send(trees.sub(learned, reference), memory, key)
     payload = trees.merge(statistics, trees.add(sent, reference))
     return Message(payload, message.weight, message.sender), memory, bits + _bits(statistics)
@@ -117,7 +119,7 @@ def transmit(
 
 def memory_of(channel: Channel | None, payload: Any) -> Any:
     """The memory of a client that has sent nothing yet."""
-    return () if channel is None else channel.init(trees.partition(payload, is_statistic)[1])
+    return () if channel is None else channel.init(_apart(payload)[1])
 
 
 def reference_of(method: Any, task: Task, down: Any, payload: Payload) -> Payload:
@@ -130,6 +132,13 @@ def reference_of(method: Any, task: Task, down: Any, payload: Payload) -> Payloa
 def is_statistic(path: str) -> bool:
     """Whether a path runs through the `stats` of some `Params`."""
     return "stats" in path.split("/")
+
+
+def _apart(payload: Any) -> tuple[Any, Any]:
+    """What travels as it is, and what a channel sees."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(payload)
+    whole = {trees.path_of(path) for path, leaf in leaves if not jnp.issubdtype(leaf.dtype, jnp.inexact)}
+    return trees.partition(payload, lambda path: is_statistic(path) or path in whole)
 
 
 def _bits(payload: Any) -> Array:

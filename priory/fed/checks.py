@@ -20,6 +20,12 @@ def positive(name: str, value: float) -> None:
         raise UsageError(f"{name}={value} is not a positive number; choose one above 0.")
 
 
+def finite(name: str, value: float) -> None:
+    """Raise unless value is a number."""
+    if not math.isfinite(value):
+        raise UsageError(f"{name}={value} is not a finite number; choose one.")
+
+
 def choices(settings: Any) -> None:
     """Raise when a field of a dataclass that names its choices holds something else."""
     hints = typing.get_type_hints(type(settings))

@@ -35,6 +35,7 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import static, struct
 from priory.fed.shard import Batch, Shard
+from priory.fed.thin import Thin
 from priory.models import columns
 from priory.models.likelihood import Likelihood
 from priory.models.model import Model, Params
@@ -48,6 +49,7 @@ Memory = TypeVar("Memory")
 DownIn = TypeVar("DownIn", contravariant=True)
 UpIn = TypeVar("UpIn", contravariant=True)
 PostIn = TypeVar("PostIn", contravariant=True)
+ClientIn = TypeVar("ClientIn", contravariant=True)
 PostOut = TypeVar("PostOut", covariant=True)
 Info = dict[str, Array]
 
@@ -93,13 +95,17 @@ class Task:
 
         A key means training; masks say which columns of the weights stay (see `models.columns`).
         """
-        assert batch.y is not None, "unlabelled data have no likelihood"
         if masks is None:
             outputs, stats = self.model.apply(params, batch.x, key=key)
         else:
             outputs, stats = columns.apply_without(self.model, params, masks, batch.x, key=key)
+        return self.mean_nll(outputs, batch), stats
+
+    def mean_nll(self, outputs: Array, batch: Batch) -> Array:
+        """The mean negative log-likelihood, given the outputs, of the rows that count; 0 if none does."""
+        assert batch.y is not None, "unlabelled data have no likelihood"
         log_prob = self.likelihood.log_prob(outputs, batch.y, batch.scale)
-        return -jnp.sum(batch.mask * log_prob) / jnp.maximum(jnp.sum(batch.mask), 1.0), stats
+        return -jnp.sum(batch.mask * log_prob) / jnp.maximum(jnp.sum(batch.mask), 1.0)
 
 
 @struct
@@ -198,6 +204,25 @@ class Evidence(Protocol[DownIn, UpIn]):
 
     def client_evidence(self, task: Task, down: DownIn, payload: UpIn, data: Shard, key: Key) -> Array:
         """E log p(D_k | θ_k) − E KL(q_k ‖ p(θ_k | φ)) in nats, q_k being what the payload says; the key draws θ_k."""
+
+
+@runtime_checkable
+class Thins(Protocol[DownIn, Up]):
+    """Optional: only a part of a payload travels, and the receiver knows the rest."""
+
+    def thin(self, payload: Up) -> Thin:
+        """What travels of the payload."""
+
+    def fill(self, task: Task, down: DownIn, thin: Thin) -> Up:
+        """The payload that `thin` was taken from; numbers that did not travel are zero in it."""
+
+
+@runtime_checkable
+class Clusters(Protocol[ClientIn]):
+    """Optional: the method sorts clients into clusters."""
+
+    def cluster(self, client: ClientIn) -> Array:
+        """The number of the cluster that the client is in, from what it keeps; negative while it has none."""
 
 
 class Channel(Protocol[Up, Memory]):

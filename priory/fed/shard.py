@@ -90,9 +90,9 @@ class Shard:
         return self.start[run] + position - (ends - self.lengths)[run]
 
     def batch(self, key: Key, size: int) -> Batch:
-        """`size` examples drawn uniformly with replacement."""
+        """`size` examples drawn uniformly with replacement; none of them counts where there are none to draw."""
         position = jax.random.randint(key, (size,), 0, jnp.maximum(self.count, 1))
-        return self.pool.rows(self.row(position), jnp.ones(size))
+        return self.pool.rows(self.row(position), jnp.full(size, self.count > 0, jnp.float32))
 
     def order(self, key: Key) -> Array:
         """A random order of the positions, (capacity,); those past `count` come last.

@@ -4,6 +4,7 @@ import difflib
 from typing import Any
 
 from priory.core.errors import UsageError
+from priory.methods.cfedbayes import CFedBayes
 from priory.methods.ditto import Ditto
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
@@ -12,7 +13,9 @@ from priory.methods.fedhb_niw import FedHBNIW
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.local import Local
+from priory.methods.pfedbayes import PFedBayes
 from priory.methods.pooled import Pooled
+from priory.methods.sfedbayes import SFedBayes
 
 REGISTRY: dict[str, type[Any]] = {
     "local": Local,
@@ -24,6 +27,9 @@ REGISTRY: dict[str, type[Any]] = {
     "ditto": Ditto,
     "fedhb-niw": FedHBNIW,
     "fedhb-mixture": FedHBMixture,
+    "pfedbayes": PFedBayes,
+    "sfedbayes": SFedBayes,
+    "cfedbayes": CFedBayes,
 }
 
 

@@ -295,7 +295,6 @@ class FedHBMixture:
             return mixture.middle(down.networks)
 
         sample = data.batch(key, NUM_TRIED)
-        sample = replace(sample, mask=sample.mask * (data.count > 0))  # without examples all fit alike
 
         def loss(network: Weights) -> Array:
             return task.nll(Params(trees.merge(down.frozen, network), down.stats), sample)[0]

@@ -7,6 +7,9 @@ import pytest
 
 from priory.core.errors import UsageError
 from priory.deploy.wire import pack, unpack
+from priory.fed import thin
+from priory.fed.method import Message
+from priory.fed.thin import Thin
 from priory.models.model import Params
 
 TREE = {"params": Params({"Dense_0": {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}}), "round": jnp.int32(4)}
@@ -48,3 +51,48 @@ def test_what_does_not_fit_is_refused_by_name(change, sentence):
     change(packed)
     with pytest.raises(UsageError, match=sentence):
         unpack(packed, jax.eval_shape(lambda: TREE))
+
+
+def thin_message(kept) -> Message:
+    """Two numbers for each place that is kept, of eleven places in a matrix and a scalar, and three numbers besides."""
+    kept = {"a": jnp.asarray(kept[:10]).reshape(5, 2), "b": jnp.asarray(kept[10])}
+    number = {"a": jnp.arange(1.0, 11).reshape(5, 2), "b": jnp.float32(11)}
+    values = tuple(jax.tree.map(lambda k, v, f=f: jnp.where(k, f * v, 0), kept, number) for f in (1, -2))
+    return Message(Thin(kept, values, {"stats": jnp.arange(3.0)}), jnp.float32(1))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_a_thin_payload_comes_back_and_costs_the_bits_that_are_counted(share):
+    message = thin_message(np.random.default_rng(0).random(11) < share)
+    packed = pack(message)
+    again = unpack(packed, jax.eval_shape(lambda: message))
+    assert jax.tree.structure(again) == jax.tree.structure(message)
+    jax.tree.map(np.testing.assert_array_equal, again, message)
+    assert sum(array.nbytes for array in packed.values()) - 4 == thin.bits(message.payload) / 8  # 4: the weight
+
+
+def test_a_thin_payload_at_the_root_has_plain_names():
+    packed = pack(thin_message(np.arange(11) < 3).payload)
+    assert sorted(packed) == ["kept/a", "kept/b", "rest/stats", "values/0/a", "values/0/b", "values/1/a", "values/1/b"]
+    assert packed["kept/a"].dtype == np.uint8
+    np.testing.assert_array_equal(packed["values/1/a"], [-2, -4, -6])
+
+
+def test_a_payload_thinned_to_nothing_but_its_rest_travels_whole():
+    whole = Thin(None, (), {"a": jnp.ones(3)})
+    again = unpack(pack(whole), jax.eval_shape(lambda: whole))
+    np.testing.assert_array_equal(again.rest["a"], np.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "sentence"),
+    [
+        ("values/0/a", np.ones(4, np.float32), r"values/0/a arrived as float32\[4\] where float32\[3\]"),
+        ("kept/a", np.ones(3, np.uint8), r"kept/a arrived as uint8\[3\] where uint8\[2\]"),
+        ("rest/stats", np.ones(3), r"rest/stats arrived as float64\[3\] where float32\[3\]"),
+    ],
+)
+def test_a_thin_payload_that_does_not_fit_is_refused_by_name(name, array, sentence):
+    payload = thin_message(np.arange(11) < 3).payload
+    with pytest.raises(UsageError, match=sentence):
+        unpack(pack(payload) | {name: array}, jax.eval_shape(lambda: payload))

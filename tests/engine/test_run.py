@@ -1,5 +1,6 @@
 """A finished run: its personal models, its newcomers, and its way to disk and back."""
 
+import dataclasses
 import json
 
 import jax
@@ -145,6 +146,50 @@ def test_a_loaded_run_tells_what_the_run_told(run, held_out, tmp_path):
     assert (again.method, again.settings, again.completed) == (run.method, run.settings, run.completed)
 
 
+def test_every_line_tells_how_uncertain_each_evaluated_client_is(simulate, held_out):
+    run = simulate(METHOD, held_out, cohort=2, eval_every=2, eval_clients=2)
+    names = held_out.clients[: held_out.num_clients]
+    assert len(run.history[0]["uncertainty"]) == 2
+    assert set(run.history[0]["uncertainty"]) < set(names)
+    assert run.history[1]["uncertainty"] == dict(zip(names, run.personal.per_client["uncertainty"], strict=True))
+    for client, name in enumerate(names):
+        found = run.predict(client, held_out.x[held_out.rows(client, "test")]).probabilities
+        entropy = -np.sum(found * np.log(found), axis=-1).mean()
+        np.testing.assert_allclose(run.history[1]["uncertainty"][name], entropy, rtol=1e-5)
+
+
+def test_a_client_without_test_examples_has_null_for_its_uncertainty(simulate, held_out):
+    test = dataclasses.replace(held_out.test, count=held_out.test.count * (np.arange(6) != 1))
+    line = simulate(METHOD, dataclasses.replace(held_out, test=test), cohort=2).history[-1]
+    assert [value is None for value in line["uncertainty"].values()] == [False, True, False, False]
+
+
+def test_too_many_clients_are_not_named_in_the_metrics(simulate, held_out, monkeypatch):
+    monkeypatch.setattr("priory.engine.session.NAMED", 3)
+    lines = simulate(METHOD, held_out, cohort=2, eval_every=2, eval_clients=3).history
+    assert len(lines[0]["uncertainty"]) == 3
+    assert lines[1]["uncertainty"] is None  # the last evaluation is of all four
+
+
+def test_a_run_written_without_uncertainty_can_be_loaded(run, held_out, tmp_path):
+    run.save(tmp_path / "run")
+    for name in ("summary.json", "clients.json"):
+        path = tmp_path / "run" / name
+        table = json.loads(path.read_text())
+        for part in ("personal", "global", "newcomers"):
+            del table[part]["uncertainty"]
+        path.write_text(json.dumps(table))
+    manifest = tmp_path / "run" / "manifest.toml"
+    manifest.write_text(manifest.read_text().replace("exclude_uncertain = 0.0\n", ""))
+    again = priory.load(tmp_path / "run", federation=held_out)
+    assert "exclude_uncertain" not in manifest.read_text()
+    assert again.personal.nll == run.personal.nll
+    assert np.isnan(again.personal.uncertainty)
+    assert again.summary()["personal"]["uncertainty"] is None
+    assert again.per_client()["personal"]["uncertainty"] == [None] * held_out.num_clients
+    assert priory.resume(tmp_path / "run", federation=held_out).settings == run.settings
+
+
 def test_a_run_that_was_stopped_can_be_saved_and_resumed(
     simulate, held_out, run, tmp_path, assert_same_bits, monkeypatch
 ):
@@ -187,7 +232,7 @@ def test_the_summary_is_json_and_has_what_was_promised(run):
     } <= summary.keys()
     assert (summary["method"], summary["rounds"]) == ("ditto", 4)
     assert summary["communication"] == {"down_bytes": 32, "up_bytes": 32}  # 3 x 2 weights and 2 biases
-    assert {"accuracy", "nll", "ece", "brier", "clients"} <= summary["personal"].keys()
+    assert {"accuracy", "nll", "ece", "brier", "uncertainty", "clients"} <= summary["personal"].keys()
     assert {"compile", "train", "evaluate"} == summary["seconds"].keys()
 
 

@@ -119,6 +119,16 @@ def test_statistics_bypass_the_channel_and_are_counted():
     assert bits == 3 * 32
 
 
+def test_whole_numbers_bypass_the_channel_and_are_counted():
+    payload = {"cluster": jnp.int32(7), "w": jnp.array([3.0, 4.0])}
+    memory = memory_of(TopK(0.5), payload)
+    assert trees.num_bytes(memory) == 8
+    arrived, _, bits = transmit(TopK(0.5), object(), None, None, Message(payload, 1.0), memory, KEY)
+    assert arrived.payload["cluster"] == 7
+    np.testing.assert_array_equal(arrived.payload["w"], [0.0, 4.0])
+    assert bits == 32 + (32 + 1)  # the number, and one value with its index
+
+
 def test_the_memory_of_a_client_has_no_place_for_statistics():
     assert trees.num_bytes(memory_of(TopK(), params([1.0, 2.0]))) == 8
     assert memory_of(None, params([1.0])) == ()

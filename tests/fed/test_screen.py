@@ -1,5 +1,6 @@
 """What a server accepts of a client."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -36,3 +37,34 @@ def test_a_silenced_message_is_zeros_of_weight_zero():
     np.testing.assert_array_equal(silent.payload["w"], [0, 0])
     assert silent.payload["n"].tolist() == [0]
     assert float(silent.weight) == 0
+
+
+def left_out(uncertainty, share, uploads=None):
+    uploads = np.full(len(uncertainty), True) if uploads is None else np.array(uploads)
+    out = jax.jit(screen.most_uncertain, static_argnums=2)(jnp.asarray(uncertainty, jnp.float32), uploads, share)
+    return np.flatnonzero(out).tolist()
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.0, []), (0.24, []), (0.25, [2]), (0.5, [0, 2]), (0.74, [0, 2]), (0.75, [0, 2, 3])]
+)
+def test_the_share_is_rounded_down_and_the_most_uncertain_go(share, expected):
+    assert left_out([0.7, 0.1, 0.9, 0.4], share) == expected
+
+
+def test_of_equals_the_first_place_goes():
+    assert left_out([0.5, 0.5, 0.5, 0.1], 0.5) == [0, 1]
+
+
+@pytest.mark.parametrize("unknown", [np.nan, np.inf, -np.inf])
+def test_whoever_has_no_finite_uncertainty_stays_and_is_not_counted(unknown):
+    assert left_out([unknown, 0.1, 0.9, unknown, 0.5], 0.5) == [2]  # one of three
+
+
+def test_whoever_does_not_upload_is_not_counted():
+    assert left_out([0.9, 0.1, 0.8, 0.2], 0.5, uploads=[False, True, True, False]) == [2]
+
+
+@pytest.mark.parametrize("share", [0.07, 0.14, 0.28, 0.29, 0.55, 0.57, 0.58])
+def test_a_decimal_share_of_a_hundred_is_exact(share):
+    assert len(left_out(np.arange(100.0), share)) == round(100 * share)  # 100 * 0.29 is below 29 in floating point

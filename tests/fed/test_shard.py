@@ -101,6 +101,13 @@ def test_an_empty_shard_gives_a_masked_batch():
     assert not empty.padded().mask.any()
 
 
+@pytest.mark.parametrize("start", [3, 17], ids=["in-the-middle", "past-the-last-row"])
+def test_no_row_counts_of_a_batch_drawn_where_there_is_nothing_to_draw(start):
+    batch = Shard(pool(), jnp.array([start]), jnp.array([0]), 8).batch(jax.random.key(0), 4)
+    assert batch.mask.tolist() == [0, 0, 0, 0]
+    assert np.isfinite(batch.x).all()
+
+
 def test_pixels_are_scaled_when_a_batch_is_drawn_and_stay_bytes_in_the_pool():
     pixels = jnp.array([[0, 51], [102, 255]], jnp.uint8)
     batch = pool(x=pixels, shift=jnp.float32(51), factor=jnp.float32(0.5)).rows(jnp.arange(2), jnp.ones(2))

@@ -19,9 +19,23 @@ from jax import Array
 from priory.core import rng, trees
 from priory.core.rng import Key
 from priory.core.struct import replace, struct
-from priory.fed.method import Divergence, Draws, Evidence, Info, Message, Method, Population, Predictive, Task, point
+from priory.fed.alternate import Belief
+from priory.fed.method import (
+    Clusters,
+    Divergence,
+    Draws,
+    Evidence,
+    Info,
+    Message,
+    Method,
+    Population,
+    Predictive,
+    Task,
+    Thins,
+    point,
+)
 from priory.fed.shard import Batch, Shard
-from priory.methods import fedhb_mixture, fedhb_niw
+from priory.methods import cfedbayes, fedhb_mixture, fedhb_niw, pfedbayes, sfedbayes
 from priory.models.model import Params
 from tests.methods.problems import tiny_shards, tiny_task
 
@@ -35,39 +49,6 @@ class Gaussian:
 
     mu: Weights
     rho: Weights
-
-
-@struct
-class SpikeSlab:
-    """(μ, ρ, λ)."""
-
-    mu: Weights
-    rho: Weights
-    inclusion: Weights
-
-
-@struct
-class PersonalGaussian:
-    """pFedBayes' client: q_k and the state of its optimiser."""
-
-    q: Gaussian
-    optimiser: Any
-
-
-@struct
-class Clustered:
-    """cFedBayes' client: q_k and the cluster it was last in."""
-
-    q: Gaussian
-    cluster: Array
-
-
-@struct
-class Assigned:
-    """cFedBayes' message: the cluster and the localised global model."""
-
-    cluster: Array
-    w: Gaussian
 
 
 @struct
@@ -148,69 +129,6 @@ class Neighbours:
 
     params: Params
     examples: Batch
-
-
-@struct
-class PFedBayes:
-    linear: ClassVar[bool] = True
-
-    def check(self) -> None: ...
-    def init(self, task: Task, key: Key) -> Gaussian: ...
-    def broadcast(self, server: Gaussian) -> Gaussian: ...
-    def enrol(self, task: Task, down: Gaussian, key: Key) -> PersonalGaussian: ...
-    def client_update(
-        self, task: Task, down: Gaussian, client: PersonalGaussian, data: Shard, key: Key
-    ) -> tuple[PersonalGaussian, Message[Gaussian], Info]: ...
-    def aggregate(
-        self, task: Task, server: Gaussian, messages: Message[Gaussian], key: Key
-    ) -> tuple[Gaussian, Info]: ...
-    def personalise(self, task: Task, down: Gaussian, client: PersonalGaussian, data: Shard, key: Key) -> Gaussian: ...
-    def predict(self, task: Task, posterior: Gaussian, x: Array, key: Key) -> Predictive: ...
-    def population(self, task: Task, down: Gaussian, data: Shard | None, key: Key) -> Gaussian: ...
-    def divergence(self, task: Task, down: Gaussian, posterior: Gaussian) -> Array: ...
-    def draws(self, task: Task, posterior: Gaussian, key: Key, num: int) -> Params: ...
-
-
-@struct
-class SFedBayes:
-    linear: ClassVar[bool] = True
-
-    def check(self) -> None: ...
-    def init(self, task: Task, key: Key) -> SpikeSlab: ...
-    def broadcast(self, server: SpikeSlab) -> SpikeSlab: ...
-    def enrol(self, task: Task, down: SpikeSlab, key: Key) -> Nothing: ...
-    def client_update(
-        self, task: Task, down: SpikeSlab, client: Nothing, data: Shard, key: Key
-    ) -> tuple[Nothing, Message[SpikeSlab], Info]: ...
-    def aggregate(
-        self, task: Task, server: SpikeSlab, messages: Message[SpikeSlab], key: Key
-    ) -> tuple[SpikeSlab, Info]: ...
-    def personalise(self, task: Task, down: SpikeSlab, client: Nothing, data: Shard, key: Key) -> SpikeSlab: ...
-    def predict(self, task: Task, posterior: SpikeSlab, x: Array, key: Key) -> Predictive: ...
-    def population(self, task: Task, down: SpikeSlab, data: Shard | None, key: Key) -> SpikeSlab: ...
-    def divergence(self, task: Task, down: SpikeSlab, posterior: SpikeSlab) -> Array: ...
-    def draws(self, task: Task, posterior: SpikeSlab, key: Key, num: int) -> Params: ...
-
-
-@struct
-class CFedBayes:
-    linear: ClassVar[bool] = False
-
-    def check(self) -> None: ...
-    def init(self, task: Task, key: Key) -> Gaussian: ...
-    def broadcast(self, server: Gaussian) -> Gaussian: ...
-    def enrol(self, task: Task, down: Gaussian, key: Key) -> Clustered: ...
-    def client_update(
-        self, task: Task, down: Gaussian, client: Clustered, data: Shard, key: Key
-    ) -> tuple[Clustered, Message[Assigned], Info]: ...
-    def aggregate(
-        self, task: Task, server: Gaussian, messages: Message[Assigned], key: Key
-    ) -> tuple[Gaussian, Info]: ...
-    def personalise(self, task: Task, down: Gaussian, client: Clustered, data: Shard, key: Key) -> Clustered: ...
-    def predict(self, task: Task, posterior: Clustered, x: Array, key: Key) -> Predictive: ...
-    def population(self, task: Task, down: Gaussian, data: Shard | None, key: Key) -> Clustered: ...
-    def divergence(self, task: Task, down: Gaussian, posterior: Clustered) -> Array: ...
-    def draws(self, task: Task, posterior: Clustered, key: Key, num: int) -> Params: ...
 
 
 @struct
@@ -403,9 +321,9 @@ class KNNPer:
 
 
 # The type checker's part of the test.
-_pfedbayes: Method[Gaussian, Gaussian, PersonalGaussian, Gaussian, Gaussian] = PFedBayes()
-_sfedbayes: Method[SpikeSlab, SpikeSlab, Nothing, SpikeSlab, SpikeSlab] = SFedBayes()
-_cfedbayes: Method[Gaussian, Gaussian, Clustered, Assigned, Clustered] = CFedBayes()
+_pfedbayes: Method[Belief, Belief, Any, Any, Belief] = pfedbayes.PFedBayes()
+_sfedbayes: Method[Belief, Belief, Any, sfedbayes.Update, Belief] = sfedbayes.SFedBayes()
+_cfedbayes: Method[Belief, Belief, cfedbayes.Member, cfedbayes.Assigned, cfedbayes.Blend] = cfedbayes.CFedBayes()
 _fedhbniw: Method[fedhb_niw.Prior, fedhb_niw.Prior, Weights, Any, fedhb_niw.Posterior] = fedhb_niw.FedHBNIW()
 _fedhbmixture: Method[
     fedhb_mixture.Prototypes, fedhb_mixture.Prototypes, Any, fedhb_mixture.Update, fedhb_mixture.Experts
@@ -416,12 +334,14 @@ _fedpop: Method[WithOptimiser, Population_, Weights, Scores, Samples] = FedPop()
 _fedbe: Method[Params, Params, Nothing, Params, Params] = FedBE()
 _scaffold: Method[Control, Control, Weights, Control, Params] = Scaffold()
 _knn_per: Method[Params, Params, Nothing, Params, Neighbours] = KNNPer()
-_selects: Population[Gaussian, Clustered] = CFedBayes()
-_certified: Divergence[Gaussian, Gaussian] = PFedBayes()
+_selects: Population[Belief, cfedbayes.Blend] = cfedbayes.CFedBayes()
+_sorts: Clusters[cfedbayes.Member] = cfedbayes.CFedBayes()
+_certified: Divergence[Belief, Belief] = pfedbayes.PFedBayes()
 _drawn: Draws[Samples] = FedPop()
 _own_draws: Draws[fedhb_niw.Posterior] = fedhb_niw.FedHBNIW()
 _bound: Evidence[fedhb_niw.Prior, Any] = fedhb_niw.FedHBNIW()
 _mixture_bound: Evidence[fedhb_mixture.Prototypes, fedhb_mixture.Update] = fedhb_mixture.FedHBMixture()
+_thinned: Thins[Belief, sfedbayes.Update] = sfedbayes.SFedBayes()
 
 
 @pytest.mark.parametrize("method", [FedBE(), Scaffold(), KNNPer()], ids=lambda method: type(method).__name__)

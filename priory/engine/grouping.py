@@ -1,0 +1,59 @@
+"""Which cluster each client ended in, and how that agrees with the truth where it is known."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from priory.data import Federation
+from priory.fed.method import Clusters
+
+__all__ = ["adjusted_rand_index", "clusters_of"]
+
+OfEach = Callable[[np.ndarray, Callable[[Any, Any, Any], Any]], np.ndarray]
+
+
+def clusters_of(method: Any, federation: Federation, of_each: OfEach) -> dict[str, Any]:
+    """What a summary says of clusters: each client's number by name, and the adjusted Rand index; nothing without any.
+
+    A client that is in none has None, and is left out of the index, which needs a truth. Newcomers are in none.
+
+    Args:
+        of_each: Gives what `function(ids, joined, states)` says of each of the clients with these ids.
+    """
+    if not isinstance(method, Clusters):
+        return {}
+
+    def numbers(ids: Array, joined: Array, states: Any) -> Array:
+        del ids
+        return jnp.where(joined, jax.vmap(method.cluster)(states), -1)
+
+    num = federation.num_clients
+    found = of_each(np.arange(num), numbers)
+    named = zip(federation.clients[:num], found.tolist(), strict=True)
+    told: dict[str, Any] = {"clusters": {name: number if number >= 0 else None for name, number in named}}
+    truth = federation.truth.get("cluster")
+    if truth is not None and np.any(found >= 0):
+        told["adjusted_rand_index"] = adjusted_rand_index(truth[:num][found >= 0], found[found >= 0])
+    return told
+
+
+def adjusted_rand_index(one: np.ndarray, other: np.ndarray) -> float:
+    """How far two partitions agree on pairs: 1 for the same, 0 as expected by chance (Hubert and Arabie, 1985).
+
+    With t the pairs together in both, a and b those together in each, and e = ab / all pairs: (t − e) / ((a+b)/2 − e).
+    """
+    rows, columns = np.unique(one, return_inverse=True)[1], np.unique(other, return_inverse=True)[1]
+    table = np.zeros((rows.max() + 1, columns.max() + 1))
+    np.add.at(table, (rows, columns), 1)
+
+    def pairs(sizes: np.ndarray) -> float:
+        return float(np.sum(sizes * (sizes - 1) / 2))
+
+    both, first, second = pairs(table), pairs(table.sum(axis=1)), pairs(table.sum(axis=0))
+    expected = first * second / max(one.size * (one.size - 1) / 2, 1.0)
+    most = (first + second) / 2
+    return 1.0 if most == expected else (both - expected) / (most - expected)  # equal: all together, or all apart

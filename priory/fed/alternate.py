@@ -1,0 +1,141 @@
+"""Local work on two distributions in turn: the client's posterior q, and its own copy w of what was broadcast.
+
+Zhang et al., Personalized Federated Learning via Variational Bayesian Inference, ICML 2022, arXiv:2206.07977, algorithm
+1, whose two objectives are
+
+    Ω(q) = −(n/b) Σ_batch E_q log p(y | x, θ) + ζ KL(q ‖ w),      Ω_w(w) = KL(q ‖ w).
+
+Both are divided by n here, which Adam does not see: a step size then means the same for small and large clients.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from priory.core import trees
+from priory.core.rng import Key
+from priory.core.struct import replace, struct
+from priory.fed.local import Optimiser, Work, each_batch
+from priory.fed.shard import Batch, Shard
+
+Distribution = Any
+Free = Any
+Likelihood = Callable[[Distribution, Any, Batch, Key], tuple[Array, Any]]
+
+
+class Family(Protocol):
+    """A family of independent distributions with free coordinates; `bayes.gaussian` and `bayes.spike_slab` are two.
+
+    Coordinates are trees like the weights, `mean` among them, and everything acts on each weight alone.
+    """
+
+    def width(self, free: Any, /) -> Any:
+        """What must be computed of the distribution at free coordinates."""
+
+    def join(self, free: Any, width: Any, /) -> Any:
+        """The distribution at free coordinates whose width is known."""
+
+    def chain(self, free: Any, gradient: Any, /) -> Any:
+        """The gradient with respect to free coordinates, from that with respect to the distribution there."""
+
+    def kl_gradient(self, q: Any, w: Any, /) -> Any:
+        """∂KL(q ‖ w) / ∂q."""
+
+    def kl_gradient_of_prior(self, q: Any, w: Any, /) -> Any:
+        """∂KL(q ‖ w) / ∂w."""
+
+
+@struct
+class Belief:
+    """A distribution over networks.
+
+    Attributes:
+        weights: Its free coordinates.
+        stats: Statistics of a batch norm.
+    """
+
+    weights: Free
+    stats: Any
+
+
+@struct
+class Personal:
+    """A client's posterior, and the state of the optimiser that goes on with it, of coordinates as one vector each."""
+
+    q: Belief
+    optimiser: Any
+
+
+def fresh(down: Belief, optimiser: Optimiser) -> Personal:
+    """A posterior at what was broadcast, its optimiser at rest."""
+    return Personal(down, optimiser.build().init(_flat(down.weights)[0]))
+
+
+def alternate(
+    nll: Likelihood,
+    family: Family,
+    start: Personal,
+    down: Belief,
+    data: Shard,
+    optimiser: Optimiser,
+    work: Work,
+    key: Key,
+    *,
+    zeta: float,
+    prior_rate: float,
+) -> tuple[Personal, Belief, Array]:
+    """The posterior and the localised w after the local work, and the mean of the likelihood term over its steps.
+
+    Args:
+        nll: `nll(q, stats, batch, key)` estimates the mean over the batch of −E_q log p(y | x, θ), and gives the new
+            statistics.
+        family: What q and w are.
+        start: Where q goes on.
+        zeta: ζ, weight of the divergence.
+        prior_rate: Step size of w as a multiple of that of q.
+    """
+    transform = optimiser.build()
+    transform_w = replace(optimiser, step_size=optimiser.step_size * prior_rate).build()
+    share = 1 / jnp.maximum(data.count, 1).astype(jnp.float32)
+
+    # One vector for all leaves: starting a pass over a small one costs more than the pass.
+    (free, restore), (free_w, _) = _flat(start.q.weights), _flat(down.weights)
+
+    def loss(q: Distribution, stats: Any, batch: Batch, key: Key) -> tuple[Array, Any]:
+        return nll(restore(q), stats, batch, key)
+
+    def step(carry: tuple, batch: Batch, key: Key) -> tuple:
+        (free, width, state), (free_w, width_w, state_w), stats, total, steps = carry
+        q, w = family.join(free, width), family.join(free_w, width_w)
+        (value, stats), slope = jax.value_and_grad(loss, has_aux=True)(q, stats, batch, key)
+        slope = family.chain(free, trees.axpy(zeta * share, family.kl_gradient(q, w), slope))
+        moves, state = transform.update(slope, state, free)
+        free = optax.apply_updates(free, moves)
+        width = family.width(free)
+        slope_w = trees.scale(share, family.kl_gradient_of_prior(family.join(free, width), w))
+        moves, state_w = transform_w.update(family.chain(free_w, slope_w), state_w, free_w)
+        free_w = optax.apply_updates(free_w, moves)
+        return (free, width, state), (free_w, family.width(free_w), state_w), stats, total + value, steps + 1
+
+    both = (free, family.width(free), start.optimiser), (free_w, family.width(free_w), transform_w.init(free_w))
+    carry = (*both, down.stats, jnp.float32(0), jnp.int32(0))
+    (free, _, state), (free_w, _, _), stats, total, steps = each_batch(step, carry, data, work, key)
+    personal = Personal(Belief(restore(free), stats), state)
+    return personal, Belief(restore(free_w), stats), total / jnp.maximum(steps, 1)
+
+
+def _flat(free: Free) -> tuple[Free, Callable[[Any], Any]]:
+    """Coordinates as one vector each, and the function that gives such vectors the shape of the weights."""
+    outline: Any = jax.tree.structure(free.mean)
+    unravel = ravel_pytree(free.mean)[1]
+
+    def is_tree(node: Any) -> bool:
+        return bool(jax.tree.structure(node) == outline)
+
+    vectors = jax.tree.map(lambda tree: ravel_pytree(tree)[0], free, is_leaf=is_tree)
+    return vectors, lambda flat: jax.tree.map(unravel, flat)

@@ -1,0 +1,250 @@
+"""cFedBayes: who chooses which prior, what each cluster learns, and that one cluster is pFedBayes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import priory
+from priory import CFedBayes, Optimiser, PFedBayes, UsageError, Work
+from priory.bayes.gaussian import Free
+from priory.core import rng
+from priory.core.struct import replace
+from priory.fed.alternate import Belief
+from priory.fed.method import Message
+from priory.methods.cfedbayes import Assigned, Moments
+from tests.methods.problems import constant_shards, quadratic_task, tiny_shards, tiny_task
+
+updated = jax.jit(lambda method, *arguments: method.client_update(*arguments))
+aggregated = jax.jit(lambda method, *arguments: method.aggregate(*arguments))
+personalised = jax.jit(lambda method, *arguments: method.personalise(*arguments))
+population = jax.jit(lambda method, *arguments: method.population(*arguments))
+TASK = quadratic_task(num_clients=4)
+STILL = Optimiser("sgd", 0.0)
+METHOD = CFedBayes(optimiser=Optimiser("sgd", 0.01), work=Work(steps=3, batch_size=4))
+
+
+def priors_at(*places, rho=-2.5):
+    """A server of one number a network: priors around these places."""
+    body = jnp.array(places)
+    mean = {"body": body, "head": jnp.zeros_like(body)}
+    return Belief(Free(mean, jax.tree.map(lambda leaf: jnp.full_like(leaf, rho), mean)), {})
+
+
+def messages_at(clusters, places, weight=None, rho=-2.0):
+    """Messages of clients in these clusters, whose w_k lie at these places."""
+    weights = priors_at(*places, rho=rho).weights
+    weight = jnp.ones(len(clusters)) if weight is None else jnp.array(weight)
+    return Message(Assigned(jnp.array(clusters, jnp.int32), weights, {}), weight)
+
+
+def after(method, task, shards, num_rounds, ids=None):
+    """Server and client states after some rounds; client k draws with the key of `ids[k]`."""
+    root = rng.root(3)
+    ids = range(shards.count.shape[0]) if ids is None else ids
+    server = jax.jit(method.init)(task, rng.key(root, rng.Stream.INIT))
+    states = [method.enrol(task, method.broadcast(server), rng.root(0)) for _ in ids]
+    for t in range(num_rounds):
+        messages = []
+        for place, number in enumerate(ids):
+            key = rng.key(root, rng.Stream.CLIENT, t, number)
+            data = shards.of(jnp.int32(place))
+            states[place], message, _ = updated(method, task, method.broadcast(server), states[place], data, key)
+            messages.append(message)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
+        server, _ = aggregated(method, task, server, stacked, rng.root(1))
+    return server, states
+
+
+def assert_close(one, other, atol=0.0):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=atol), one, other)
+
+
+@pytest.mark.parametrize("options", [{}, {"stateful": False, "average": "moments", "samples_per_step": 2}], ids=str)
+def test_one_cluster_is_pfedbayes(options):
+    task, shards, work = tiny_task(), tiny_shards(), Work(steps=3, batch_size=4)
+    alone, _ = after(PFedBayes(work=work, **options), task, shards, 2)
+    clustered, states = after(CFedBayes(clusters=1, work=work, **options), task, shards, 2)
+    assert_close(jax.tree.map(lambda leaf: leaf[0], clustered.weights), alone.weights, atol=1e-7)
+    assert_close(clustered.stats, alone.stats, atol=1e-7)
+    assert [int(state.cluster) for state in states] == [0, 0, 0]
+
+
+def test_two_separate_groups_are_found_and_the_bytes_are_2kd_down_and_2d_and_one_up():
+    data = priory.data.load("synthetic:clusters:clients=8,examples=60,dim=5,classes=3,distance=4,seed=1")
+    federation = data.partition("natural", seed=1)
+    method = CFedBayes(zeta=1.0, optimiser=Optimiser("adam", 0.01))
+    run = priory.simulate(method, federation, rounds=8, model="linear", seed=1, eval_every=0)
+    assert run.extra["adjusted_rand_index"] == 1
+    found = np.array([run.extra["clusters"][name] for name in federation.clients])
+    truth = federation.truth["cluster"]
+    assert len(set(zip(found.tolist(), truth.tolist(), strict=True))) == 2  # one number for each group, no other
+    num_weights = 5 * 3 + 3
+    assert run.communication == {"down_bytes": 4 * 2 * 2 * num_weights, "up_bytes": 4 * (2 * num_weights + 1)}
+
+
+def test_copies_of_clients_change_neither_clusters_nor_priors():
+    method = replace(METHOD, first_priors="equal")
+    server, states = after(method, TASK, constant_shards(-3.0, -3.2, 3.0, 3.2), 3, ids=[0, 1, 2, 3])
+    doubled = constant_shards(-3.0, -3.2, 3.0, 3.2, -3.0, -3.2, 3.0, 3.2)
+    server_twice, states_twice = after(method, TASK, doubled, 3, ids=[0, 1, 2, 3] * 2)
+    assert [int(state.cluster) for state in states_twice] == 2 * [int(state.cluster) for state in states]
+    assert_close(server_twice, server, atol=1e-6)
+
+
+def test_a_client_chooses_the_prior_that_expects_its_examples():
+    down, shards = priors_at(-3.0, 0.5, 4.0), constant_shards(-2.5, 5.0, 0.4)
+    method = replace(METHOD, clusters=3)
+    chosen = [population(method, TASK, down, shards.of(jnp.int32(k)), rng.root(k)).cluster for k in range(3)]
+    np.testing.assert_array_equal(chosen, [[0, 0, 0], [2, 2, 2], [1, 1, 1]])
+
+
+def test_the_choice_follows_the_priors_and_not_their_order():
+    """Priors that differ less than their noise: with noise of its own for each, the order would decide."""
+    data = constant_shards(0.0).of(jnp.int32(0))
+
+    def chosen(down):
+        keys = jax.random.split(rng.root(5), 200)
+        return jax.jit(jax.vmap(lambda key: METHOD.population(TASK, down, data, key).cluster[0]))(keys)
+
+    there, back = (chosen(priors_at(*places, rho=1.0)) for places in ((-0.3, 0.2), (0.2, -0.3)))
+    np.testing.assert_array_equal(there, 1 - back)
+    assert 0 < np.mean(there) < 1  # the noise does decide
+
+
+def test_equal_priors_are_chosen_by_lot():
+    data, keys = constant_shards(1.0).of(jnp.int32(0)), jax.random.split(rng.root(6), 400)
+    down = priors_at(0.3, 0.3)
+    drawn = jax.jit(jax.vmap(lambda key: METHOD.population(TASK, down, data, key).cluster[0]))(keys)
+    assert abs(np.mean(drawn) - 0.5) < 4 * 0.5 / np.sqrt(400)  # four standard errors
+
+
+@pytest.mark.parametrize(("first_priors", "distinct"), [("equal", 1), ("independent", 3)])
+def test_first_priors_are_one_network_or_several(first_priors, distinct):
+    task = tiny_task()
+    server = replace(METHOD, clusters=3, first_priors=first_priors).init(task, rng.root(0))
+    kernel = np.asarray(server.weights.mean["Dense_0"]["kernel"])
+    assert len(np.unique(kernel.reshape(3, -1), axis=0)) == distinct
+
+
+def test_at_full_step_a_lone_client_becomes_the_prior_of_its_cluster():
+    server, messages = priors_at(0.0, 1.0), messages_at([1, 0, 0], [5.0, 2.0, 4.0])
+    new, info = aggregated(METHOD, TASK, server, messages, rng.root(0))
+    assert_close(jax.tree.map(lambda leaf: leaf[1], new.weights), priors_at(5.0, rho=-2.0).weights, atol=1e-6)
+    np.testing.assert_allclose(new.weights.mean["body"][0], 3.0, rtol=1e-6)  # by those that chose it, and no others
+    assert float(info["share_2"]) == pytest.approx(1 / 3)
+
+
+def test_the_server_goes_the_share_beta_of_the_way():
+    server, messages = priors_at(0.0, 1.0), messages_at([1, 1], [5.0, 7.0])
+    new, _ = aggregated(replace(METHOD, beta=0.25), TASK, server, messages, rng.root(0))
+    np.testing.assert_allclose(new.weights.mean["body"], [0.0, 1.0 + 0.25 * 5.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("absent", [1.0, np.nan])
+def test_a_cluster_that_nobody_present_chose_keeps_every_bit(absent):
+    server = priors_at(0.1, 1.7)
+    messages = messages_at([0, 1], [5.0, absent], weight=[1.0, 0.0])
+    new, _ = aggregated(METHOD, TASK, server, messages, rng.root(0))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[1], b[1]), new.weights, server.weights)
+    np.testing.assert_allclose(new.weights.mean["body"][0], 5.0, rtol=1e-6)
+
+
+def test_moments_give_each_cluster_the_prior_nearest_to_its_clients():
+    """μ is the mean of μ_k, and σ² the mean of σ_k² + (μ_k − μ)², over the clients of the cluster (Lemma A.3)."""
+    server, sd = priors_at(-3.0, 3.0), np.array([0.3, 0.5, 0.2], np.float32)
+    offset = np.array([2.0, 4.0, -2.0], np.float32) - np.array([3.0, 3.0, -3.0], np.float32)  # from the old means
+    moments = Moments(*({"body": jnp.array(m), "head": jnp.ones(3)} for m in (offset, offset**2 + sd**2)))
+    messages = Message(Assigned(jnp.array([1, 1, 0], jnp.int32), moments, {}), jnp.ones(3))
+    new, _ = aggregated(replace(METHOD, average="moments"), TASK, server, messages, rng.root(0))
+    np.testing.assert_allclose(new.weights.mean["body"], [-2.0, 3.0], rtol=1e-6)
+    width = np.log1p(np.exp(new.weights.rho["body"]))
+    np.testing.assert_allclose(width, [0.2, np.sqrt((0.3**2 + 0.5**2) / 2 + 1.0)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("average", ["params", "moments"])
+def test_a_client_that_learned_nothing_sends_the_reference(average):
+    method, down = replace(METHOD, average=average, optimiser=STILL), priors_at(2.0, -5.0)
+    data = constant_shards(-4.0).of(jnp.int32(0))
+    _, message, _ = updated(method, TASK, down, method.enrol(TASK, down, rng.root(0)), data, rng.root(1))
+    assert_close(method.reference(TASK, down, message.payload), message.payload)
+
+
+def test_a_client_takes_its_posterior_along_into_another_cluster():
+    method = replace(METHOD, optimiser=STILL)
+    data = constant_shards(3.0).of(jnp.int32(0))
+    first, message, _ = updated(
+        method, TASK, priors_at(2.0, -5.0), method.enrol(TASK, priors_at(2.0, -5.0), rng.root(0)), data, rng.root(1)
+    )
+    assert int(first.cluster) == int(message.payload.cluster) == 0
+    assert float(first.personal.q.weights.mean["body"]) == 2.0  # q starts at the prior of the choice
+    second, message, _ = updated(method, TASK, priors_at(-6.0, 3.5), first, data, rng.root(2))
+    assert int(second.cluster) == int(message.payload.cluster) == int(method.cluster(second)) == 1
+    assert float(second.personal.q.weights.mean["body"]) == 2.0
+    assert float(message.payload.weights.mean["body"]) == 3.5  # and w_k at what was broadcast
+
+
+def test_a_client_without_examples_sends_nothing_and_is_in_no_cluster():
+    down = priors_at(2.0, -5.0)
+    data = constant_shards(3.0, 0.0, counts=(4, 0)).of(jnp.int32(1))
+    client, message, _ = updated(METHOD, TASK, down, METHOD.enrol(TASK, down, rng.root(0)), data, rng.root(1))
+    assert float(message.weight) == 0
+    assert int(METHOD.cluster(client)) == -1
+    posterior = personalised(METHOD, TASK, down, client, data, rng.root(2))
+    np.testing.assert_array_equal(posterior.weights.mean["body"], [2.0])
+
+
+def test_a_client_that_never_took_part_has_the_prior_of_its_choice():
+    down, data = priors_at(2.0, -5.0), constant_shards(-4.0).of(jnp.int32(0))
+    posterior = personalised(METHOD, TASK, down, METHOD.enrol(TASK, down, rng.root(0)), data, rng.root(2))
+    np.testing.assert_array_equal(posterior.weights.mean["body"], [-5.0])
+    np.testing.assert_array_equal(posterior.cluster, [1])
+
+
+@pytest.mark.parametrize("samples", [0, 3])
+@pytest.mark.parametrize("given", ["nothing", "no examples"])
+def test_without_examples_all_clusters_predict_with_equal_weight(samples, given):
+    data = None if given == "nothing" else constant_shards(3.0, 0.0, counts=(4, 0)).of(jnp.int32(1))
+    method = replace(METHOD, samples=samples)
+    posterior = population(method, TASK, priors_at(10.0, -10.0), data, rng.root(0))
+    predictive = method.predict(TASK, posterior, jnp.zeros((1, 1)), rng.root(1))
+    signs = np.sign(predictive.outputs[:, 0, 0])
+    assert signs.tolist() == [1, -1] * (1 if samples == 0 else 2)  # rounded up to as many of each
+    np.testing.assert_allclose(np.exp(predictive.log_weights[:, 0]), 1 / len(signs), rtol=1e-6)
+
+
+def test_the_divergence_of_a_prior_is_the_choice_among_k():
+    down = priors_at(2.0, -5.0, 1.0)
+    method = replace(METHOD, clusters=3)
+    posterior = population(method, TASK, down, None, rng.root(0))
+    assert float(method.divergence(TASK, down, posterior)) == pytest.approx(np.log(3), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"clusters": 0}, "clusters=0 is out of range; choose 1 or more"),
+        ({"clusters": "auto"}, "clusters=auto is no number yet; let `priory run`"),
+        ({"clusters": "two"}, "clusters='two' is not understood; give a whole number"),
+        ({"clusters": 2.5}, r"clusters=2\.5 is not understood"),
+        ({"zeta": -1.0}, r"zeta=-1\.0 is out of range"),
+        ({"rho": np.inf}, "rho=inf is not a finite number"),
+        ({"beta": -0.1}, r"beta=-0\.1 is out of range"),
+        ({"choice_samples": -1}, "choice-samples=-1 is out of range"),
+        ({"samples_per_step": 0}, "samples-per-step=0 is out of range"),
+        ({"samples": -1}, "samples=-1 is out of range"),
+        ({"prior_rate": 0.0}, r"prior-rate=0\.0 is not a positive number"),
+        ({"first_priors": "far"}, "first-priors='far' is not known"),
+        ({"average": "median"}, "average='median' is not known"),
+        ({"optimiser": Optimiser(weight_decay=0.1)}, r"weight-decay=0\.1 would shrink ρ too"),
+        ({"work": Work(steps=0)}, "steps=0 is out of range"),
+    ],
+)
+def test_a_bad_setting_ends_in_a_sentence(options, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        replace(CFedBayes(), **options).check()
+
+
+def test_more_clusters_than_clients_end_in_a_sentence():
+    with pytest.raises(UsageError, match="clusters=5 exceeds the 4 clients of this federation; choose 1 to 4"):
+        replace(METHOD, clusters=5).init(TASK, rng.root(0))
