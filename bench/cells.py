@@ -82,10 +82,19 @@ class Cell:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         origin = {"command": self.command, "settings": repr(self.method), "version": priory.__version__}
         origin["data_checksum"] = federation.checksum
-        self.path.write_text(json.dumps({**origin, **done.summary()}, indent=2) + "\n")
+        summary = {**done.summary(), "curve": [curve_point(line) for line in done.history]}
+        self.path.write_text(json.dumps({**origin, **summary}, indent=2) + "\n")
 
     def summary(self) -> dict[str, Any]:
         return json.loads(self.path.read_text())
+
+
+def curve_point(line: dict[str, Any]) -> dict[str, float]:
+    """Round, personal and global accuracy at one evaluation."""
+    return {
+        "round": line["round"],
+        **{part: round(line[part]["accuracy"], 4) for part in ("personal", "global") if line[part]},
+    }
 
 
 def run_missing(cells: Sequence[Cell], seconds: float, estimate_only: bool) -> None:

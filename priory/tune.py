@@ -7,6 +7,7 @@ How many clusters a method has is chosen by itself: by the likelihood of validat
 """
 
 import dataclasses
+import inspect
 import itertools
 import math
 import statistics
@@ -29,7 +30,7 @@ from priory.core.rng import Key, Stream
 from priory.core.struct import replace
 from priory.data import Federation, Split
 from priory.engine import Settings, devices, simulate
-from priory.engine.rounds import AXIS, Plan, Record, run_block
+from priory.engine.rounds import AXIS, SCHEDULING, Plan, Record, run_block
 from priory.engine.session import BLOCK, Session
 from priory.evaluate import ClientTallies, tally_clients
 from priory.fed import schedule
@@ -314,7 +315,7 @@ def _init(methods: Any, task: Task, roots: Key) -> Any:
     return jax.vmap(lambda method, root: method.init(task, rng.key(root, Stream.INIT)))(methods, roots)
 
 
-@partial(jax.jit, static_argnames="plan", donate_argnames=("server", "records"))
+@partial(jax.jit, static_argnames="plan", donate_argnames=("server", "records"), compiler_options=SCHEDULING)
 def _run_cells(
     methods: Any,
     task: Task,
@@ -330,7 +331,9 @@ def _run_cells(
     """Servers and records of all cells after rounds start … stop − 1."""
 
     def one(method: Any, root: Key, server: Any, records: Record) -> tuple[Any, Record]:
-        return run_block(method, task, None, train, root, start, stop, server, records, plan=plan)[:2]
+        # The plain function, since the compiler takes options from the outermost `jit` alone.
+        rounds = inspect.unwrap(run_block)
+        return rounds(method, task, None, train, root, start, stop, server, records, plan=plan)[:2]
 
     return jax.vmap(one)(methods, roots, server, records)
 

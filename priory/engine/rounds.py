@@ -29,10 +29,10 @@ from priory.fed.shard import Shard, Shards
 
 AXIS = "clients"
 # Status of a place: nobody, counted, ran without uploading (its turn or its uncertainty said so), not finite.
+EMPTY, COUNTED, KEPT, REJECTED = range(4)
 # XLA on a CPU would interleave independent operations of a client's step over all cores. The devices already share out
 # the cores, so that only moves arrays between caches: a round of pFedBayes took half as long again.
 SCHEDULING = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-EMPTY, COUNTED, KEPT, REJECTED = range(4)
 
 
 @struct

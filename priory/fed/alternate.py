@@ -9,7 +9,7 @@ Both are divided by n here, which Adam does not see: a step size then means the 
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,17 @@ import optax
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from priory.bayes.gaussian import Gaussian
 from priory.core import trees
+from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, struct
+from priory.fed.checks import at_least, choices, finite, positive
 from priory.fed.local import Optimiser, Work, each_batch
+from priory.fed.method import Task
 from priory.fed.shard import Batch, Shard
+from priory.models import noisy
+from priory.models.model import Params
 
 Distribution = Any
 Free = Any
@@ -69,6 +75,45 @@ class Personal:
 
     q: Belief
     optimiser: Any
+
+
+def check(method: Any) -> None:
+    """Raise on what a method that alternates may have wrong."""
+    choices(method)
+    at_least("zeta", method.zeta, 0)
+    finite("rho", method.rho)
+    at_least("beta", method.beta, 0)
+    at_least("samples-per-step", method.samples_per_step, 1)
+    positive("prior-rate", method.prior_rate)
+    method.optimiser.check()
+    if method.optimiser.weight_decay:
+        raise UsageError(
+            f"weight-decay={method.optimiser.weight_decay} would shrink ρ too, and the prior already regularises; "
+            "leave it at 0."
+        )
+    method.work.check()
+
+
+def likelihood(
+    task: Task,
+    draw: Literal["layers", "weights"],
+    num_samples: int,
+    gaussian_of: Callable[[Key, Any], Gaussian] = lambda key, q: q,
+) -> Likelihood:
+    """The likelihood term of a step, by so many Monte Carlo samples of the Gaussian that `gaussian_of` makes of q."""
+
+    def nll(q: Distribution, stats: Any, batch: Batch, key: Key) -> tuple[Array, Any]:
+        def once(key: Key) -> tuple[Array, Any]:
+            weights = gaussian_of(key, q)
+            outputs, new = noisy.apply(task.model, Params(weights.mean, stats), weights.sd, batch.x, key, draw)
+            return task.mean_nll(outputs, batch), new
+
+        if num_samples == 1:
+            return once(key)
+        losses, new = jax.vmap(once)(jax.random.split(key, num_samples))
+        return jnp.mean(losses), jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), new)
+
+    return nll
 
 
 def fresh(down: Belief, optimiser: Optimiser) -> Personal:

@@ -141,6 +141,12 @@ def point(outputs: Array) -> Predictive:
     return Predictive(outputs[None], jnp.zeros((1, outputs.shape[0])))
 
 
+def equally(task: Task, networks: Params, x: Array) -> Predictive:
+    """The predictive of networks on axis 0 that count equally."""
+    outputs = jax.lax.map(lambda params: task.model.apply(params, x)[0], networks)
+    return Predictive(outputs, jnp.full(outputs.shape[:2], -jnp.log(outputs.shape[0])))
+
+
 class Method(Protocol[Server, Down, Client, Up, Post]):
     """The seven verbs. `linear` promises law 3: streaming, secure and hierarchical sums follow from it."""
 

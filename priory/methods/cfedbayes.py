@@ -39,17 +39,17 @@ import jax.numpy as jnp
 from jax import Array
 
 from priory.bayes import gaussian
-from priory.bayes.gaussian import Free, Gaussian
+from priory.bayes.gaussian import Free
 from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import static, struct
-from priory.fed.alternate import Belief, Personal, alternate, fresh
-from priory.fed.checks import at_least, choices, finite, positive
+from priory.fed import alternate
+from priory.fed.alternate import Belief, Personal, fresh
+from priory.fed.checks import at_least
 from priory.fed.local import Optimiser, Work
-from priory.fed.method import Info, Message, Predictive, Task
-from priory.fed.shard import Batch, Shard
-from priory.models import noisy
+from priory.fed.method import Info, Message, Predictive, Task, equally
+from priory.fed.shard import Shard
 from priory.models.model import Params
 
 NUM_TRIED = 1000  # a client's examples on which the priors are compared
@@ -144,21 +144,9 @@ class CFedBayes:
         if not isinstance(self.clusters, int):
             raise UsageError(f"clusters={self.clusters!r} is not understood; give a whole number, or auto.")
         at_least("clusters", self.clusters, 1)
-        choices(self)
-        at_least("zeta", self.zeta, 0)
-        finite("rho", self.rho)
-        at_least("beta", self.beta, 0)
+        alternate.check(self)
         at_least("choice-samples", self.choice_samples, 0)
-        at_least("samples-per-step", self.samples_per_step, 1)
-        positive("prior-rate", self.prior_rate)
         at_least("samples", self.samples, 0)
-        self.optimiser.check()
-        if self.optimiser.weight_decay:
-            raise UsageError(
-                f"weight-decay={self.optimiser.weight_decay} would shrink ρ too, and the prior already regularises; "
-                "leave it at 0."
-            )
-        self.work.check()
 
     @property
     def num_clusters(self) -> int:
@@ -235,16 +223,12 @@ class CFedBayes:
         return Blend(jax.tree.map(lambda leaf: leaf[index], down.weights), down.stats, index)
 
     def predict(self, task: Task, posterior: Blend, x: Array, key: Key) -> Predictive:
-        def outputs_of(weights: Any) -> Array:
-            return task.model.apply(Params(weights, posterior.stats), x)[0]
-
         num_parts = posterior.cluster.shape[0]
-        if self.samples == 0:
-            outputs = jax.lax.map(outputs_of, posterior.weights.mean)
-        else:
+        if self.samples > 0:
             num = num_parts * math.ceil(self.samples / num_parts)
-            outputs = jax.lax.map(outputs_of, self.draws(task, posterior, key, num).weights)
-        return Predictive(outputs, jnp.full(outputs.shape[:2], -math.log(outputs.shape[0])))
+            return equally(task, self.draws(task, posterior, key, num), x)
+        stats = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_parts, *leaf.shape)), posterior.stats)
+        return equally(task, Params(posterior.weights.mean, stats), x)
 
     def draws(self, task: Task, posterior: Blend, key: Key, num: int) -> Params:
         """Networks of the parts in turn."""
@@ -314,22 +298,12 @@ class CFedBayes:
         self, task: Task, prior: Belief, client: Member, data: Shard, key: Key
     ) -> tuple[Personal, Belief, Array]:
         """The posterior and w_k after a round's work under a prior, and its mean loss."""
-
-        def nll(q: Gaussian, stats: Any, batch: Batch, key: Key) -> tuple[Array, Any]:
-            def once(key: Key) -> tuple[Array, Any]:
-                outputs, new = noisy.apply(task.model, Params(q.mean, stats), q.sd, batch.x, key, self.draw)
-                return task.mean_nll(outputs, batch), new
-
-            if self.samples_per_step == 1:
-                return once(key)
-            losses, new = jax.vmap(once)(jax.random.split(key, self.samples_per_step))
-            return jnp.mean(losses), jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), new)
-
+        nll = alternate.likelihood(task, self.draw, self.samples_per_step)
         start = fresh(prior, self.optimiser)
         if isinstance(client.personal, Personal):
             start = trees.select(client.cluster >= 0, client.personal, start)
         rates = {"zeta": self.zeta, "prior_rate": self.prior_rate}
-        return alternate(nll, gaussian, start, prior, data, self.optimiser, self.work, key, **rates)
+        return alternate.alternate(nll, gaussian, start, prior, data, self.optimiser, self.work, key, **rates)
 
 
 def _prior(down: Belief, number: Array | int) -> Belief:

@@ -47,7 +47,7 @@ from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser, Pull, Work, fit, total_nll
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.method import Info, Message, Predictive, Task, equally, point
 from priory.fed.shard import Batch, Shard
 from priory.models import columns
 from priory.models.model import Params
@@ -239,10 +239,7 @@ class FedHBNIW:
     def predict(self, task: Task, posterior: Posterior, x: Array, key: Key) -> Predictive:
         if posterior.spread is None:
             return point(task.model.apply(posterior.params, x)[0])
-        networks = self.draws(task, posterior, key, posterior.num_samples)
-        outputs = jax.lax.map(lambda params: task.model.apply(params, x)[0], networks)
-        log_weights = jnp.full((posterior.num_samples, x.shape[0]), -jnp.log(posterior.num_samples))
-        return Predictive(outputs, log_weights)
+        return equally(task, self.draws(task, posterior, key, posterior.num_samples), x)
 
     def draws(self, task: Task, posterior: Posterior, key: Key, num: int) -> Params:
         """Networks drawn from a posterior, on axis 0; all the same from a point."""

@@ -32,17 +32,16 @@ import jax.numpy as jnp
 from jax import Array
 
 from priory.bayes import gaussian
-from priory.bayes.gaussian import Free, Gaussian
+from priory.bayes.gaussian import Free
 from priory.core import trees
-from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import static, struct
-from priory.fed.alternate import Belief, Personal, alternate, fresh
-from priory.fed.checks import at_least, choices, finite, positive
+from priory.fed import alternate
+from priory.fed.alternate import Belief, Personal, fresh
+from priory.fed.checks import at_least
 from priory.fed.local import Optimiser, Work
-from priory.fed.method import Info, Message, Predictive, Task, point
-from priory.fed.shard import Batch, Shard
-from priory.models import noisy
+from priory.fed.method import Info, Message, Predictive, Task, equally, point
+from priory.fed.shard import Shard
 from priory.models.model import Params
 
 
@@ -88,20 +87,8 @@ class PFedBayes:
     linear: ClassVar[bool] = True
 
     def check(self) -> None:
-        choices(self)
-        at_least("zeta", self.zeta, 0)
-        finite("rho", self.rho)
-        at_least("beta", self.beta, 0)
-        at_least("samples-per-step", self.samples_per_step, 1)
-        positive("prior-rate", self.prior_rate)
+        alternate.check(self)
         at_least("samples", self.samples, 0)
-        self.optimiser.check()
-        if self.optimiser.weight_decay:
-            raise UsageError(
-                f"weight-decay={self.optimiser.weight_decay} would shrink ρ too, and the prior already regularises; "
-                "leave it at 0."
-            )
-        self.work.check()
 
     def init(self, task: Task, key: Key) -> Belief:
         drawn = task.init(key)
@@ -147,9 +134,7 @@ class PFedBayes:
     def predict(self, task: Task, posterior: Belief, x: Array, key: Key) -> Predictive:
         if self.samples == 0:
             return point(task.model.apply(Params(posterior.weights.mean, posterior.stats), x)[0])
-        networks = self.draws(task, posterior, key, self.samples)
-        outputs = jax.lax.map(lambda params: task.model.apply(params, x)[0], networks)
-        return Predictive(outputs, jnp.full(outputs.shape[:2], -jnp.log(self.samples)))
+        return equally(task, self.draws(task, posterior, key, self.samples), x)
 
     def draws(self, task: Task, posterior: Belief, key: Key, num: int) -> Params:
         del task
@@ -172,20 +157,10 @@ class PFedBayes:
 
     def _local(self, task: Task, down: Belief, client: Any, data: Shard, key: Key) -> tuple[Personal, Belief, Array]:
         """The posterior and w_k after a round's work, and its mean loss."""
-
-        def nll(q: Gaussian, stats: Any, batch: Batch, key: Key) -> tuple[Array, Any]:
-            def once(key: Key) -> tuple[Array, Any]:
-                outputs, new = noisy.apply(task.model, Params(q.mean, stats), q.sd, batch.x, key, self.draw)
-                return task.mean_nll(outputs, batch), new
-
-            if self.samples_per_step == 1:
-                return once(key)
-            losses, new = jax.vmap(once)(jax.random.split(key, self.samples_per_step))
-            return jnp.mean(losses), jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), new)
-
+        nll = alternate.likelihood(task, self.draw, self.samples_per_step)
         start = client if self.stateful else fresh(down, self.optimiser)
         rates = {"zeta": self.zeta, "prior_rate": self.prior_rate}
-        return alternate(nll, gaussian, start, down, data, self.optimiser, self.work, key, **rates)
+        return alternate.alternate(nll, gaussian, start, down, data, self.optimiser, self.work, key, **rates)
 
     def _moments(self, sent: Belief, down: Belief) -> Moments:
         return Moments(*gaussian.moments(gaussian.of(sent.weights), down.weights.mean), sent.stats)

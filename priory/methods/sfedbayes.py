@@ -34,18 +34,19 @@ import jax.numpy as jnp
 from jax import Array
 
 from priory.bayes import spike_slab
+from priory.bayes.gaussian import Gaussian
 from priory.bayes.spike_slab import Free, SpikeSlab
 from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import static, struct
-from priory.fed.alternate import Belief, Personal, alternate, fresh
-from priory.fed.checks import at_least, choices, finite, positive
+from priory.fed import alternate
+from priory.fed.alternate import Belief, Personal, fresh
+from priory.fed.checks import at_least, positive
 from priory.fed.local import Optimiser, Work
-from priory.fed.method import Info, Message, Predictive, Task, point
-from priory.fed.shard import Batch, Shard
+from priory.fed.method import Info, Message, Predictive, Task, equally, point
+from priory.fed.shard import Shard
 from priory.fed.thin import Thin
-from priory.models import noisy
 from priory.models.model import Params
 
 Weights = Any
@@ -100,25 +101,13 @@ class SFedBayes:
     linear: ClassVar[bool] = True
 
     def check(self) -> None:
-        choices(self)
-        at_least("zeta", self.zeta, 0)
-        finite("rho", self.rho)
+        alternate.check(self)
         if not 0 < self.inclusion < 1:
             raise UsageError(f"inclusion={self.inclusion} lies outside (0, 1); choose a probability such as 0.99.")
         positive("temperature", self.temperature)
         if not 0 <= self.tol < 1:
             raise UsageError(f"tol={self.tol} lies outside [0, 1); choose a probability such as 0.1, or 0 to send all.")
-        at_least("beta", self.beta, 0)
-        at_least("samples-per-step", self.samples_per_step, 1)
-        positive("prior-rate", self.prior_rate)
         at_least("samples", self.samples, 1 if self.prediction == "sample" else 0)
-        self.optimiser.check()
-        if self.optimiser.weight_decay:
-            raise UsageError(
-                f"weight-decay={self.optimiser.weight_decay} would shrink ρ and logit λ too, and the prior already "
-                "regularises; leave it at 0."
-            )
-        self.work.check()
 
     def init(self, task: Task, key: Key) -> Belief:
         drawn = task.init(key)
@@ -187,9 +176,7 @@ class SFedBayes:
         if self.prediction != "sample":
             centre = spike_slab.mean_of if self.prediction == "mean" else spike_slab.median_of
             return point(task.model.apply(Params(centre(spike_slab.of(posterior.weights)), posterior.stats), x)[0])
-        networks = self.draws(task, posterior, key, self.samples)
-        outputs = jax.lax.map(lambda params: task.model.apply(params, x)[0], networks)
-        return Predictive(outputs, jnp.full(outputs.shape[:2], -jnp.log(self.samples)))
+        return equally(task, self.draws(task, posterior, key, self.samples), x)
 
     def draws(self, task: Task, posterior: Belief, key: Key, num: int) -> Params:
         del task
@@ -211,20 +198,13 @@ class SFedBayes:
     def _local(self, task: Task, down: Belief, client: Any, data: Shard, key: Key) -> tuple[Personal, Belief, Array]:
         """The posterior and w_k after a round's work, and its mean loss."""
 
-        def nll(q: SpikeSlab, stats: Any, batch: Batch, key: Key) -> tuple[Array, Any]:
-            def once(key: Key) -> tuple[Array, Any]:
-                slab = spike_slab.gated(key, q, self.temperature)
-                outputs, new = noisy.apply(task.model, Params(slab.mean, stats), slab.sd, batch.x, key, self.draw)
-                return task.mean_nll(outputs, batch), new
+        def gated(key: Key, q: SpikeSlab) -> Gaussian:
+            return spike_slab.gated(key, q, self.temperature)
 
-            if self.samples_per_step == 1:
-                return once(key)
-            losses, new = jax.vmap(once)(jax.random.split(key, self.samples_per_step))
-            return jnp.mean(losses), jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), new)
-
+        nll = alternate.likelihood(task, self.draw, self.samples_per_step, gated)
         start = client if self.stateful else fresh(down, self.optimiser)
         rates = {"zeta": self.zeta, "prior_rate": self.prior_rate}
-        return alternate(nll, spike_slab, start, down, data, self.optimiser, self.work, key, **rates)
+        return alternate.alternate(nll, spike_slab, start, down, data, self.optimiser, self.work, key, **rates)
 
     def _thinned(self, update: Update, down: Belief) -> Update:
         """The update as the server takes it: weights that are not sent stand where they stood, with λ = 0."""
