@@ -90,6 +90,11 @@ class Work:
         at_least("batch-size", self.batch_size, 1)
         if self.steps is not None:
             at_least("steps", self.steps, 1)
+            if self.epochs != 1:
+                raise UsageError(
+                    f"epochs={self.epochs} has no effect beside steps={self.steps}; add steps=None to count epochs, or "
+                    "leave epochs out."
+                )
 
 
 @dataclass(frozen=True)

@@ -281,3 +281,9 @@ def test_a_bad_value_ends_in_a_sentence(what, sentence):
 def test_the_defaults_are_good():
     Optimiser().check()
     Work().check()
+
+
+def test_epochs_beside_steps_are_refused():
+    with pytest.raises(UsageError, match=r"^epochs=5 has no effect beside steps=20; add steps=None .*\.$"):
+        Work(epochs=5, steps=20).check()
+    Work(epochs=5, steps=None).check()
