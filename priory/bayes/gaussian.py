@@ -80,14 +80,15 @@ def draw(key: Array, q: Gaussian) -> Weights:
 
 def kl(q: Gaussian, w: Gaussian) -> Array:
     """KL(q ‖ w) in nats, summed over all weights."""
+    terms = jax.tree.map(kl_of_each, q.mean, q.sd, w.mean, w.sd)
+    return sum(map(jnp.sum, jax.tree.leaves(terms)), jnp.float32(0))
 
-    def one(m: Array, s: Array, m_w: Array, s_w: Array) -> Array:
-        excess = (s - s_w) / s_w
-        # ½ (r² − 1) − log r with r = σ/σ_w, without cancellation where the two agree.
-        widths = _above_its_log(excess) + 0.5 * jnp.square(excess)
-        return jnp.sum(widths + 0.5 * jnp.square((m - m_w) / s_w))
 
-    return sum(jax.tree.leaves(jax.tree.map(one, q.mean, q.sd, w.mean, w.sd)), jnp.float32(0))
+def kl_of_each(m: Array, s: Array, m_w: Array, s_w: Array) -> Array:
+    """KL(N(m, s²) ‖ N(m_w, s_w²)) of each weight."""
+    excess = (s - s_w) / s_w
+    # ½ (r² − 1) − log r with r = σ/σ_w, without cancellation where the two agree.
+    return _above_its_log(excess) + 0.5 * jnp.square(excess) + 0.5 * jnp.square((m - m_w) / s_w)
 
 
 def kl_gradient(q: Gaussian, w: Gaussian) -> Gaussian:

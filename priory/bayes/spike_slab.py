@@ -165,7 +165,7 @@ def kl(q: SpikeSlab, w: SpikeSlab) -> Array:
         return jax.nn.sigmoid(a) * (a - a_w) - (softplus(a) - softplus(a_w))
 
     def one(inclusion: Array, a: Array, a_w: Array, *slabs: Array) -> Array:
-        return jnp.sum(gates(a, a_w) + inclusion * _slab_kl(*slabs))
+        return jnp.sum(gates(a, a_w) + inclusion * gaussian.kl_of_each(*slabs))
 
     terms = jax.tree.map(one, q.inclusion, q.logit, w.logit, q.mean, q.sd, w.mean, w.sd)
     return sum(jax.tree.leaves(terms), jnp.float32(0))
@@ -175,7 +175,7 @@ def kl_gradient(q: SpikeSlab, w: SpikeSlab) -> SpikeSlab:
     """The gradient of the bound with respect to q; exactly zero at q = w."""
 
     def logit(inclusion: Array, a: Array, a_w: Array, *slabs: Array) -> Array:
-        return inclusion * (1 - inclusion) * ((a - a_w) + _slab_kl(*slabs))
+        return inclusion * (1 - inclusion) * ((a - a_w) + gaussian.kl_of_each(*slabs))
 
     slab = gaussian.kl_gradient(Gaussian(q.mean, q.sd), Gaussian(w.mean, w.sd))
     slope = jax.tree.map(logit, q.inclusion, q.logit, w.logit, q.mean, q.sd, w.mean, w.sd)
@@ -192,13 +192,6 @@ def logit_of(inclusion: Array) -> Array:
     """The a with sigmoid(a) = λ, of the nearest λ within the bounds."""
     inclusion = jnp.clip(inclusion, LEAST, 1 - LEAST)
     return jnp.log(inclusion) - jnp.log1p(-inclusion)
-
-
-def _slab_kl(m: Array, s: Array, m_w: Array, s_w: Array) -> Array:
-    """KL of the Gaussians of each weight."""
-    ratio = s / s_w
-    # ½ (r² − 1) − log r loses nothing where r is near 1, since r − 1 is exact there.
-    return 0.5 * ((ratio - 1) * (ratio + 1) + jnp.square((m - m_w) / s_w)) - jnp.log(ratio)
 
 
 def _weighted(q: SpikeSlab, slab: Gaussian, logit: Weights) -> SpikeSlab:

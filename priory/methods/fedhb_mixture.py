@@ -38,7 +38,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from priory.bayes import mixture
+from priory.bayes import gaussian, mixture
+from priory.bayes.gaussian import Gaussian
 from priory.bayes.mixture import Shares
 from priory.core import trees
 from priory.core.errors import UsageError
@@ -275,9 +276,8 @@ class FedHBMixture:
 
     def client_evidence(self, task: Task, down: Prototypes, payload: Update, data: Shard, key: Key) -> Array:
         mean = mixture.point_of(payload.network, down.networks) if self.linear else payload.network
-        leaves, structure = jax.tree.flatten(mean)
-        noise = [jax.random.normal(jax.random.fold_in(key, i), leaf.shape) for i, leaf in enumerate(leaves)]
-        theta = trees.axpy(self.epsilon, jax.tree.unflatten(structure, noise), mean)
+        width = jax.tree.map(lambda m: jnp.full_like(m, self.epsilon), mean)
+        theta = gaussian.draw(key, Gaussian(mean, width))
         network = Params(trees.merge(down.frozen, theta), payload.stats)
         entropy = 0.5 * trees.size(mean) * (1 + jnp.log(2 * jnp.pi) + 2 * jnp.log(self.epsilon))
         prior = mixture.expected_log_density(mean, down.networks, self.variance, self.epsilon)
