@@ -12,13 +12,22 @@ from typing import Any
 import priory
 from priory.cli.compare import methods_from
 
-# Heading: path within a summary, factor, digits.
+
+@dataclass(frozen=True)
+class Column:
+    """One number of a summary: the path to it, and how it is written."""
+
+    path: tuple[str, ...]
+    factor: float
+    digits: int
+
+
 SHOWN = {
-    "global accuracy": (("global", "clients", "mean"), 100, 2),
-    "personal accuracy": (("personal", "clients", "mean"), 100, 2),
-    "personal NLL": (("personal", "nll"), 1, 4),
-    "personal ECE": (("personal", "ece"), 1, 4),
-    "worst client": (("personal", "clients", "worst"), 100, 2),
+    "global accuracy": Column(("global", "clients", "mean"), 100, 2),
+    "personal accuracy": Column(("personal", "clients", "mean"), 100, 2),
+    "personal NLL": Column(("personal", "nll"), 1, 4),
+    "personal ECE": Column(("personal", "ece"), 1, 4),
+    "worst client": Column(("personal", "clients", "worst"), 100, 2),
 }
 
 
@@ -72,7 +81,7 @@ class Cell:
         words = ["priory", "run", name]
         for flag, value in flags.items():
             for one in value if isinstance(value, tuple) else (value,):
-                words += [f"--{flag.replace('_', '-')}"] + ([] if one is True else [str(one)])
+                words += [f"--{flag.replace('_', '-')}"] + ([] if one in (True, "True") else [str(one)])
         return shlex.join(words)
 
     def run(self) -> None:
@@ -107,28 +116,26 @@ def run_missing(cells: Sequence[Cell], seconds: float, estimate_only: bool) -> N
         print(f"{cell.path.name}  {time.perf_counter() - started:.0f} s", flush=True)
 
 
-def values(summaries: list[dict[str, Any]], column: str) -> list[float]:
-    path, factor, _ = SHOWN[column]
+def values(summaries: list[dict[str, Any]], column: Column) -> list[float]:
     found = []
     for value in summaries:
-        for part in path:
+        for part in column.path:
             value = value[part]
-        found.append(factor * value)
+        found.append(column.factor * value)
     return found
 
 
-def mean_of(summaries: list[dict[str, Any]], column: str) -> str:
+def mean_of(summaries: list[dict[str, Any]], column: Column) -> str:
     return written(values(summaries, column), column)
 
 
-def difference(own: list[dict[str, Any]], other: list[dict[str, Any]], column: str) -> str:
+def difference(own: list[dict[str, Any]], other: list[dict[str, Any]], column: Column) -> str:
     """The mean of paired differences with its standard error."""
     return written([a - b for a, b in zip(values(own, column), values(other, column), strict=True)], column, sign=True)
 
 
-def written(numbers: list[float], column: str, sign: bool = False) -> str:
-    digits = SHOWN[column][2]
-    text = f"{statistics.mean(numbers):{'+' if sign else ''}.{digits}f}"
+def written(numbers: list[float], column: Column, sign: bool = False) -> str:
+    text = f"{statistics.mean(numbers):{'+' if sign else ''}.{column.digits}f}"
     if len(numbers) == 1:
         return text
-    return f"{text} ± {statistics.stdev(numbers) / len(numbers) ** 0.5:.{digits}f}"
+    return f"{text} ± {statistics.stdev(numbers) / len(numbers) ** 0.5:.{column.digits}f}"

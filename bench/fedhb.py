@@ -82,12 +82,12 @@ def print_table(data: str, work: str) -> None:
     for spec in METHODS:
         name = name_of(spec)
         both = " / ".join(f"{value:.2f}" for value in PUBLISHED[data, work][name])
-        print(f"| `{spec}` | " + " | ".join(mean_of(table[name], column) for column in SHOWN) + f" | {both} |")
+        print(f"| `{spec}` | " + " | ".join(mean_of(table[name], column) for column in SHOWN.values()) + f" | {both} |")
     print("\n| less | " + " | ".join(SHOWN) + " |")
     print("|---" * (len(SHOWN) + 1) + "|")
     for own in ("fedhb-niw", "fedhb-mixture"):
         for other in ("fedavg", "fedprox", "fedbabu"):
-            differences = (difference(table[own], table[other], column) for column in SHOWN)
+            differences = (difference(table[own], table[other], column) for column in SHOWN.values())
             print(f"| `{own}` − `{other}` | " + " | ".join(differences) + " |")
 
 
