@@ -10,6 +10,7 @@ from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
 from priory.methods.fedhb_mixture import FedHBMixture
 from priory.methods.fedhb_niw import FedHBNIW
+from priory.methods.fedpop import FedPop
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.local import Local
@@ -27,6 +28,7 @@ __all__ = [
     "FedBABU",
     "FedHBMixture",
     "FedHBNIW",
+    "FedPop",
     "FedProx",
     "FedRep",
     "Listener",

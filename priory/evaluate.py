@@ -79,7 +79,7 @@ def tally_clients(
         return ClientTallies(personal, tally(method, task, chosen, test, key_draw))
 
     shared = (method, settled, task, down, train, held, root, t)
-    return _for_each(one, shared, (ids, joined, clients), mesh, batch)
+    return for_each(one, shared, (ids, joined, clients), mesh, batch)
 
 
 @partial(jax.jit, static_argnames=("mesh", "batch"))
@@ -112,7 +112,7 @@ def evidence_of_clients(
         _, message, _ = settled.client_update(task, down, client, data, key_update)
         return settled.client_evidence(task, down, message.payload, data, key_evidence)
 
-    return _for_each(one, (settled, task, down, train, root, t), (ids, joined, clients), mesh, batch)
+    return for_each(one, (settled, task, down, train, root, t), (ids, joined, clients), mesh, batch)
 
 
 @jax.jit
@@ -216,7 +216,7 @@ def _over_batches(step: Callable[[Result, Batch, Key], Result], start: Result, d
     return lax.fori_loop(0, (data.count + size - 1) // size, one, start)
 
 
-def _for_each(one: Callable[[Any, Any], Result], shared: Any, places: Any, mesh: Mesh, batch: int) -> Result:
+def for_each(one: Callable[[Any, Any], Result], shared: Any, places: Any, mesh: Mesh, batch: int) -> Result:
     """What `one(shared, place)` gives for each place, stacked; places are shared out over the devices."""
 
     def device(shared: Any, places: Any) -> Result:

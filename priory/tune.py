@@ -34,7 +34,7 @@ from priory.engine.rounds import AXIS, SCHEDULING, Plan, Record, run_block
 from priory.engine.session import BLOCK, Session
 from priory.evaluate import ClientTallies, tally_clients
 from priory.fed import schedule
-from priory.fed.method import Task
+from priory.fed.method import Channel, Task
 from priory.fed.shard import Shards
 
 __all__ = ["Axis", "Setting", "Tried", "fewest", "is_open", "ranked", "settle", "try_clusters", "tune", "without_test"]
@@ -299,7 +299,9 @@ def _scores_of(session: Session, cells: list[Cell], told: Callable[[int], None])
     for start in range(0, session.settings.rounds, BLOCK):
         stop = min(start + BLOCK, session.settings.rounds)
         span = devices.everywhere((np.int32(start), np.int32(stop)), mesh)
-        server, records = _run_cells(stacked, task, session.train, roots, *span, server, records, plan=plan)
+        server, records = _run_cells(
+            stacked, task, session.channel, session.train, roots, *span, server, records, plan=plan
+        )
         jax.block_until_ready(server)
         told(stop)
     num = session.federation.num_clients
@@ -319,6 +321,7 @@ def _init(methods: Any, task: Task, roots: Key) -> Any:
 def _run_cells(
     methods: Any,
     task: Task,
+    channel: Channel | None,
     train: Shards,
     roots: Key,
     start: Array,
@@ -333,7 +336,7 @@ def _run_cells(
     def one(method: Any, root: Key, server: Any, records: Record) -> tuple[Any, Record]:
         # The plain function, since the compiler takes options from the outermost `jit` alone.
         rounds = inspect.unwrap(run_block)
-        return rounds(method, task, None, train, root, start, stop, server, records, plan=plan)[:2]
+        return rounds(method, task, channel, train, root, start, stop, server, records, plan=plan)[:2]
 
     return jax.vmap(one)(methods, roots, server, records)
 

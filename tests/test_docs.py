@@ -22,6 +22,7 @@ def test_the_python_of_a_page_runs(page, monkeypatch, capsys):
     assert capsys.readouterr().out.strip(), "an example prints something worth seeing"
 
 
+@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")  # one round is too little, and is said to be
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     """As they stand, but for the number of rounds and a model that compiles fast."""
     monkeypatch.chdir(tmp_path)

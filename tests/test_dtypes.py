@@ -8,7 +8,7 @@ from priory import metrics
 from priory.core import trees
 from priory.engine.cohort import Participation, deal
 from priory.fed import schedule, screen
-from priory.fed.channel import Clip, TopK
+from priory.fed.channel import Clip, Quantise, RandomK, TopK
 from priory.fed.method import Message
 from priory.models.likelihood import Categorical, Gaussian
 
@@ -51,7 +51,7 @@ def test_participation_and_schedules_do_not_promote():
 
 
 def test_channels_and_screening_do_not_promote():
-    for channel in (Clip(0.5), TopK(0.5)):
+    for channel in (Clip(0.5), TopK(0.5), RandomK(0.5), Quantise(4)):
         sent, _, bits = channel.send(TREE, channel.init(TREE), jax.random.key(1))
         message = Message(sent, jnp.float32(1))
         assert screen.silence(message, screen.usable(message)).weight == 1

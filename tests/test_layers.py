@@ -17,11 +17,12 @@ RANKS = {
     **dict.fromkeys(["data", "metrics"], 3),
     **dict.fromkeys(["methods"], 4),
     **dict.fromkeys(["store", "evaluate"], 5),
-    **dict.fromkeys(["engine", "tune", "deploy"], 6),
-    **dict.fromkeys(["report"], 7),
-    "": 8,  # priory/__init__.py, which gathers the public names
-    **dict.fromkeys(["cli"], 9),
-    **dict.fromkeys(["__main__"], 10),
+    **dict.fromkeys(["effects"], 6),
+    **dict.fromkeys(["engine", "tune", "deploy"], 7),
+    **dict.fromkeys(["report"], 8),
+    "": 9,  # priory/__init__.py, which gathers the public names
+    **dict.fromkeys(["cli"], 10),
+    **dict.fromkeys(["__main__"], 11),
 }
 SIDEWAYS = {("tune", "engine")}  # the only arrows allowed between layers of one rank
 
@@ -101,6 +102,7 @@ def test_no_arrow_points_back():
         ("models/nets.py", "import priory.bayes.gaussian"),
         ("data/load.py", "from priory import metrics"),
         ("evaluate.py", "from priory.store import Store"),
+        ("effects.py", "from priory.engine import Run"),
         ("engine.py", "from priory.tune import tune"),
         ("engine.py", "from priory.deploy import flower"),
         ("tune.py", "from priory.deploy import flower"),
@@ -161,5 +163,5 @@ def test_importing_priory_leaves_the_devices_open():
 
 
 def test_importing_priory_imports_no_library_that_only_some_runs_need():
-    code = "import sys, priory; print({'pandas', 'sklearn', 'flwr', 'datasets'} & set(sys.modules))"
+    code = "import sys, priory; print({'pandas', 'sklearn', 'flwr', 'datasets', 'arviz'} & set(sys.modules))"
     assert run_python(code) == "set()"

@@ -82,6 +82,12 @@ def _elbo(argv: Sequence[str]) -> int:
     return elbo.elbo(argv)
 
 
+def _effects(argv: Sequence[str]) -> int:
+    from priory.cli import effects
+
+    return effects.effects(argv)
+
+
 def _methods(argv: Sequence[str]) -> int:
     from priory.cli import listings
 
@@ -100,6 +106,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "tune": ("choose hyper-parameters on validation splits", _tune),
     "resume": ("go on with a run from its last checkpoint", _resume),
     "elbo": ("bound the evidence of a run from below, where its method can", _elbo),
+    "effects": ("print the random effects of a run's clients, where its method has any", _effects),
     "methods": ("list the methods: paper, what stays on the client, what travels", _methods),
     "datasets": ("list the data sets", _datasets),
 }

@@ -32,7 +32,7 @@ class DataFlags:
         scaling: standard, unit ([0, 1]), symmetric ([-1, 1]) or none; by default what suits the data.
         target: Column to predict (CSV).
         client: Column that names the client of a row (CSV).
-        drop: Columns that are no features (CSV).
+        drop: Columns that are no features (CSV, and radon's floor or log_uranium).
         group: Column whose equal rows never fall on both sides of a split, such as a patient (CSV).
         task: Whether the target is a class or a number; by default inferred from it.
         scale: Noise of a regression: a number, learned, or the column of known standard errors (CSV).

@@ -12,7 +12,7 @@ import numpy as np
 
 from priory import methods, report
 from priory import tune as tuner
-from priory.cli import federation, flags, progress, start
+from priory.cli import effect_tables, federation, flags, progress, start
 from priory.cli.app import INTERRUPTED
 from priory.cli.flags import Flag
 from priory.core.errors import UsageError
@@ -94,16 +94,18 @@ def resume_command(argv: Sequence[str]) -> int:
 
 def named_run(argv: Sequence[str], command: str, text: str) -> tuple[Path, dict[str, Any]]:
     """The run directory that a command was given and its manifest; JAX is started on the devices it was run on."""
+    return opened(flags.parse(run_groups(command), argv, prog=f"priory {command}", text=text))
+
+
+def run_groups(command: str) -> dict[str, type[Any]]:
+    """The flags of a command that reads a run directory."""
     directory = Flag("directory", (), str, flags.REQUIRED, "The run directory.", placed="DIR")
-    values = flags.parse(
-        {
-            "run": flags.group("run", "", [directory]),
-            "output": flags.group("output", "", [flags.find(Elsewhere(), "devices", command)]),
-        },
-        argv,
-        prog=f"priory {command}",
-        text=text,
-    )
+    devices = flags.find(Elsewhere(), "devices", command)
+    return {"run": flags.group("run", "", [directory]), "output": flags.group("output", "", [devices])}
+
+
+def opened(values: dict[str, dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
+    """The run directory that the values of `run_groups` name, and its manifest; JAX is started on its devices."""
     path = Path(values["run"]["directory"])
     path = path.parent if path.name == "manifest.toml" else path
     table = RunDirectory(path).manifest()
@@ -176,6 +178,7 @@ def conclude(finished: Run) -> int:
     summary = finished.summary()
     console.print()
     console.print(report.run_table(summary))
+    effect_tables.conclude(console, finished)
     console.print()
     for line in report.run_lines(summary):
         console.print(line, markup=False)

@@ -50,6 +50,7 @@ def load(
     Args:
         name: A name that `describe` lists, `synthetic:PROBLEM[:key=value,...]`, or a path.
         target: Column to predict (CSV); `client`, `group`, `scale` and `drop` name columns too, see `from_frame`.
+        drop: Columns that are no features (CSV), or of radon `floor` or `log_uranium`.
         scaling: 'standard', 'unit' ([0, 1]) or 'symmetric' ([-1, 1]) for images; see `arrays.dataset` for .npz.
     """
     name = os.fspath(name)
@@ -65,8 +66,11 @@ def load(
         data = arrays.from_npz(name, task=task, scaling=scaling)
     else:
         _check_name(name)
-        _refuse(name, given, ("target", "client", "drop", "group", "scale", "task"))
-        data = _by_name(name, scaling)
+        _refuse(name, given, ("target", "client", "group", "scale", "task"))
+        if name not in FEATURES:
+            _refuse(name, given, ("drop",))
+        _check_dropped(name, drop)
+        data = _without(_by_name(name, scaling), drop)
     # A manifest may be run again from anywhere, so a file is named by its whole path.
     return replace(data, source={"data": str(Path(name).resolve()) if suffix in (".csv", ".npz") else name, **given})
 
@@ -106,6 +110,22 @@ def _by_name(name: str, scaling: str | None) -> Dataset:
         _refuse(name, {} if scaling is None else {"scaling": scaling}, ("scaling",))
         return TABLES[name]()
     raise AssertionError(name)
+
+
+def _check_dropped(name: str, drop: tuple[str, ...]) -> None:
+    for column in drop:
+        if column not in FEATURES[name]:
+            raise checks.unknown(f"column of {name}", column, FEATURES[name])
+    if drop and set(drop) == set(FEATURES[name]):
+        raise UsageError(f"drop={list(drop)} leaves {name} without a column; keep one, and choose model=intercept.")
+
+
+def _without(data: Dataset, drop: tuple[str, ...]) -> Dataset:
+    """The data set without some of its named columns."""
+    if not drop:
+        return data
+    kept = [place for place, column in enumerate(FEATURES[data.name]) if column not in drop]
+    return replace(data, x=np.ascontiguousarray(data.x[:, kept]))
 
 
 def _check_name(name: str) -> None:
@@ -252,6 +272,8 @@ TABLES: dict[str, Callable[[], Dataset]] = {
     "eight_schools": _eight_schools,
 }
 
+FEATURES = {"radon": ("floor", "log_uranium")}  # columns that have names, and may be dropped
+
 CATALOGUE = (
     Entry("digits", 1797, "8x8x1", 10, "partition", "CC BY 4.0", "scikit-learn, UCI optical digits"),
     Entry("mnist", 70000, "28x28x1", 10, "partition", "CC BY-SA 3.0", "LeCun, Cortes, Burges"),
@@ -260,9 +282,18 @@ CATALOGUE = (
     Entry("cifar10", 26000, "32x32x3", 10, "partition", "none stated", "Krizhevsky 2009; 60000 from the hub"),
     Entry("cifar100", 26000, "32x32x3", 100, "partition", "none stated", "Krizhevsky 2009; 60000 from the hub"),
     Entry("heart_disease", 920, "13 columns", 2, "4 hospitals", "CC BY 4.0", "UCI, Detrano et al. 1989"),
-    Entry("radon", 919, "2", None, "85 counties", "public domain", "US EPA survey, Gelman and Hill"),
+    Entry(
+        "radon",
+        919,
+        "2 columns",
+        None,
+        "85 counties",
+        "public domain",
+        "US EPA survey, Gelman and Hill; floor, log_uranium",
+    ),
     Entry("eight_schools", 8, "1", None, "8 schools", "published table", "Rubin 1981"),
     Entry("synthetic:linear", None, "dim", None, "as asked", "none", "hierarchical linear regression"),
     Entry("synthetic:quadratic", None, "1", None, "as asked", "none", "one mean per client"),
     Entry("synthetic:clusters", None, "dim", 4, "as asked", "none", "Gaussian classes, clustered clients"),
+    Entry("synthetic:representation", None, "dim", None, "as asked", "none", "shared linear map, own effects"),
 )

@@ -1,12 +1,14 @@
 """Synthetic problems with known answers; `truth` holds what a method should find, first axis clients.
 
-    synthetic:linear     y = w_k x + noise, w_k ~ N(m, tau^2 I): hierarchical regression with a Gaussian posterior
-    synthetic:quadratic  y = theta_k + noise, theta_k ~ N(m, tau^2): its loss is a parabola in one weight
-    synthetic:clusters   Gaussian classes whose centres depend on the client's cluster
+    synthetic:linear          y = w_k x + noise, w_k ~ N(m, tau^2 I): hierarchical regression with a Gaussian posterior
+    synthetic:quadratic       y = theta_k + noise, theta_k ~ N(m, tau^2): its loss is a parabola in one weight
+    synthetic:clusters        Gaussian classes whose centres depend on the client's cluster
+    synthetic:representation  y = z_k' phi' x + noise: clients share phi, (dim, rank), and differ in rank numbers z_k
 
 Arguments follow the name: `synthetic:linear:clients=50,examples=20,dim=5,tau=1,noise=0.5,seed=0`.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,9 +31,9 @@ def make(name: str) -> Dataset:
     for item in text.split(",") if text else ():
         key, equals, value = item.partition("=")
         if key not in defaults or not equals:
-            known = ", ".join(f"{key}={value}" for key, value in defaults.items())
+            known = ", ".join(f"{key}={value:g}" for key, value in defaults.items())
             raise UsageError(f"{item!r} in {name!r} is not an argument; the arguments are {known}.")
-        remedy = f"write for example {key}={defaults[key]}"
+        remedy = f"write for example {key}={defaults[key]:g}"
         zero_seed = key == "seed" and value == "0"
         arguments[key] = 0 if zero_seed else checks.number(value, type(defaults[key]), where=repr(name), remedy=remedy)
     rng = np.random.default_rng(arguments.pop("seed"))
@@ -44,7 +46,7 @@ def _linear(rng: np.random.Generator, clients: int, examples: int, dim: int, tau
     client = np.repeat(np.arange(clients), examples)
     x = rng.standard_normal((len(client), dim))
     y = (x * weights[client]).sum(axis=1) + noise * rng.standard_normal(len(client))
-    return _regression("synthetic:linear", x, y, client, weights, mean, tau, noise)
+    return _regression("synthetic:linear", x, y, client, noise, _gaussian(weights, mean, tau))
 
 
 def _quadratic(rng: np.random.Generator, clients: int, examples: int, tau: float, noise: float) -> Dataset:
@@ -52,7 +54,8 @@ def _quadratic(rng: np.random.Generator, clients: int, examples: int, tau: float
     weights = mean + tau * rng.standard_normal((clients, 1))
     client = np.repeat(np.arange(clients), examples)
     y = weights[client, 0] + noise * rng.standard_normal(len(client))
-    return _regression("synthetic:quadratic", np.ones((len(client), 1)), y, client, weights, mean, tau, noise)
+    x = np.ones((len(client), 1))
+    return _regression("synthetic:quadratic", x, y, client, noise, _gaussian(weights, mean, tau))
 
 
 def _clusters(
@@ -77,17 +80,33 @@ def _clusters(
     )
 
 
-def _regression(
-    name: str,
-    x: np.ndarray,
-    y: np.ndarray,
-    client: np.ndarray,
-    weights: np.ndarray,
-    mean: np.ndarray,
-    tau: float,
-    noise: float,
+def _representation(
+    rng: np.random.Generator, clients: int, examples: int, dim: int, rank: int, noise: float
 ) -> Dataset:
-    num_clients = len(weights)
+    """Collins et al., ICML 2021, arXiv:2102.07078: phi has orthonormal columns, z_k is a random direction, x ~ N(0, I).
+
+    The defaults are those of Kotelevskii et al., FedPop, NeurIPS 2022, arXiv:2206.03611, section 5, with a noise of
+    variance 0.1; there 90 % of the clients have 5 examples and the rest 10, which is --sizes 0.9=5,0.1=10.
+    """
+    if rank > dim:
+        raise UsageError(
+            f"rank={rank} exceeds dim={dim}, and rank columns of dim numbers are to be orthonormal; lower it."
+        )
+    representation, _ = np.linalg.qr(rng.standard_normal((dim, rank)))
+    effects = rng.standard_normal((clients, rank))
+    effects /= np.linalg.norm(effects, axis=1, keepdims=True)
+    weights = effects @ representation.T
+    client = np.repeat(np.arange(clients), examples)
+    x = rng.standard_normal((len(client), dim))
+    y = (x * weights[client]).sum(axis=1) + noise * rng.standard_normal(len(client))
+    truth = {"representation": np.tile(representation, (clients, 1, 1)), "effects": effects, "weights": weights}
+    return _regression("synthetic:representation", x, y, client, noise, truth)
+
+
+def _regression(
+    name: str, x: np.ndarray, y: np.ndarray, client: np.ndarray, noise: float, truth: dict[str, np.ndarray]
+) -> Dataset:
+    num_clients = len(truth["weights"])
     return Dataset(
         name=name,
         x=x.astype(np.float32),
@@ -96,13 +115,18 @@ def _regression(
         client=client.astype(np.int32),
         clients=tuple(map(str, range(num_clients))),
         scale=np.full(len(y), noise, np.float32),
-        truth={
-            "weights": weights,
-            "prior_mean": np.tile(mean, (num_clients, 1)),
-            "prior_scale": np.full(num_clients, tau),
-            "noise": np.full(num_clients, noise),
-        },
+        truth={**truth, "noise": np.full(num_clients, noise)},
     )
+
+
+def _gaussian(weights: np.ndarray, mean: np.ndarray, tau: float) -> dict[str, np.ndarray]:
+    """What is true of clients whose weights are N(mean, tau^2 I)."""
+    num_clients = len(weights)
+    return {
+        "weights": weights,
+        "prior_mean": np.tile(mean, (num_clients, 1)),
+        "prior_scale": np.full(num_clients, tau),
+    }
 
 
 PROBLEMS: dict[str, tuple[Callable[..., Dataset], dict[str, int | float]]] = {
@@ -111,5 +135,9 @@ PROBLEMS: dict[str, tuple[Callable[..., Dataset], dict[str, int | float]]] = {
     "clusters": (
         _clusters,
         {"clients": 20, "examples": 50, "dim": 2, "classes": 4, "clusters": 2, "distance": 3.0, "seed": 0},
+    ),
+    "representation": (
+        _representation,
+        {"clients": 100, "examples": 50, "dim": 20, "rank": 2, "noise": math.sqrt(0.1), "seed": 0},
     ),
 }

@@ -1,6 +1,7 @@
 """A finished run: its scores, its clients' personal models, and the way in for a client that never took part."""
 
 import math
+import warnings
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,10 @@ from priory.core import rng
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.data import Federation
+from priory.effects import Effects, arviz, check_effects, inference_data
 from priory.engine.settings import Settings
 from priory.evaluate import current_client, personal_posterior
-from priory.fed.method import Evidence, Population, Predictive, Task
+from priory.fed.method import AdviceWarning, Evidence, Population, Predictive, Task
 from priory.fed.shard import Pool, Shard, Shards
 from priory.metrics import RegressionScores, Scores
 from priory.models.likelihood import Categorical
@@ -204,6 +206,33 @@ class Run:
                 "step size."
             )
         return Elbo(total, per_client, -server)
+
+    def effects(self, level: float = 0.9, draws: bool = False) -> Effects:
+        """The random effects of every client that takes part, with central intervals, where the method has any.
+
+        Warns where R-hat is above 1.01 or an effective sample size below 400.
+
+        Args:
+            level: Probability of the intervals.
+            draws: Whether to keep the draws that they are computed from.
+        """
+        check_effects(self.method, self.name, level)
+        found: Effects = self.session.effects(level, draws)
+        if found.warning is not None:
+            warnings.warn(found.warning, AdviceWarning, stacklevel=2)
+        return found
+
+    def inference_data(self, found: Effects | None = None) -> Any:
+        """The draws of the clients' random effects as `arviz.InferenceData`; needs the extra `priory[arviz]`.
+
+        Args:
+            found: The effects with their draws, where they are known already.
+        """
+        arviz()  # before anything is computed
+        found = found or self.effects(draws=True)
+        if found.draws is None:
+            raise UsageError("These effects were computed without their draws; ask for `effects(draws=True)`.")
+        return inference_data(found, method=self.name, data=self.federation.name)
 
     def summary(self) -> dict[str, Any]:
         """The contents of summary.json."""

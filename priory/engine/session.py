@@ -5,6 +5,7 @@ import math
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.data import Federation
+from priory.effects import Effects, effects_of_clients, effects_of_server, gather
 from priory.engine import devices, grouping, manifest
 from priory.engine.clients import Resident, Stored, home_for
 from priory.engine.clock import Clock
@@ -31,7 +33,7 @@ from priory.engine.run import Run
 from priory.engine.settings import Settings
 from priory.evaluate import evidence_of_clients, evidence_of_server, tally_clients
 from priory.fed import schedule
-from priory.fed.method import Channel, Task
+from priory.fed.method import Advice, AdviceWarning, Channel, Task
 from priory.fed.shard import Shards
 from priory.metrics import RegressionScores, Scores
 from priory.store import Checkpoint, RunDirectory
@@ -80,6 +82,7 @@ class Session:
     metrics_bytes: int = 0
     info: dict[str, float] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
+    advice: dict[str, str] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
@@ -97,8 +100,7 @@ class Session:
         chosen.check(federation.num_clients)
         method.check()
         chosen.check_exclusion(method, int(federation.validation.count[: federation.num_clients].sum()))
-        if channel is not None:
-            channel.check()
+        uplink = chosen.channel_of(method, channel)
         task = task_of(federation, chosen, model)
         mesh = devices.mesh_of_all()
         train, held, test = devices.shards_of(federation, mesh, "train", "validation", "test")
@@ -118,7 +120,7 @@ class Session:
         root = devices.root_key(chosen.seed, mesh)
         clock = Clock()
         with clock.booking("train"):
-            home_class, record = home_for(method, task, channel, train, plan, chosen.resident_bytes)
+            home_class, record = home_for(method, task, uplink, train, plan, chosen.resident_bytes)
             server = devices.everywhere(_first_server(method, task, rng.key(root, Stream.INIT)), mesh)
         directory = checkpoint = None
         table = manifest.write(method, federation, chosen, model, channel, plan)
@@ -129,7 +131,7 @@ class Session:
             checkpoint = Checkpoint(directory.checkpoint, server, record, federation.num_clients)
         home = home_class(record, federation.num_clients, plan, checkpoint.clients if checkpoint else None)
         made = cls(
-            method, federation, chosen, task, channel, plan, train, test, validation, root, home, server, directory,
+            method, federation, chosen, task, uplink, plan, train, test, validation, root, home, server, directory,
             checkpoint, record, table, clock,
         )  # fmt: skip
         if resume:
@@ -163,6 +165,7 @@ class Session:
                 listener.advanced(until, self.settings.rounds, self.info)
             if until < self.settings.rounds and self.settings.evaluates_at(until):
                 some = self.settings.eval_clients
+                self._advise()
                 self._append(self._line(*self._evaluate(some), some), listener)
                 committed = self._commit()
             elif devices.agreed(time.perf_counter() - committed > COMMIT_SECONDS):
@@ -189,6 +192,7 @@ class Session:
         line = self._line(personal, population, None) | {"newcomers": newcomers.to_json() if newcomers else None}
         # Not part of a commit: a run killed here evaluates again and writes the same line in the same place.
         self._append(line, listener)
+        self._advise()
         run = self._result(personal, population, newcomers)
         run.extra.update(grouping.clusters_of(self.method, self.federation, self._of_each))
         if self.directory is not None:
@@ -229,6 +233,18 @@ class Session:
         server = evidence_of_server(self.settled, self.task, down)
         return per_client, float(devices.to_host(server, self.plan.mesh))
 
+    def effects(self, level: float, keep: bool) -> Effects:
+        """The random effects of each client that takes part, where the rounds so far have led; draws if to `keep`."""
+        mesh, num = self.plan.mesh, self.task.num_clients
+        down, step = self._standing()
+        shared = (self.train, self.root, step, devices.everywhere(np.float32(level), mesh))
+        problem = (self.method, self.settled, self.task, down, *shared)
+        how = {"mesh": mesh, "keep": keep, "batch": self.plan.chunk}
+        found = self._of_each(np.arange(num), partial(effects_of_clients, *problem, **how))
+        server = devices.to_host(effects_of_server(self.method, self.task, down), mesh)
+        examples = np.asarray(self.federation.train.count[:num])
+        return gather(found, server, self.federation.clients[:num], examples, level)
+
     def _standing(self) -> tuple[Any, Any]:
         """What would be broadcast now and the number of rounds done, on every device."""
         return devices.everywhere((self.method.broadcast(self.server), np.int32(self.completed)), self.plan.mesh)
@@ -267,6 +283,16 @@ class Session:
         for client in trace.ids[trace.status == REJECTED]:
             name = self.federation.clients[client]
             self.rejected[name] = self.rejected.get(name, 0) + 1
+
+    def _advise(self) -> None:
+        """Warn of what the method makes of the last round's figures, once for each kind; the newest words are kept."""
+        if not isinstance(self.method, Advice):
+            return
+        told = self.method.advice(self.task, self.info)
+        for kind, sentence in told.items():
+            if kind not in self.advice:
+                warnings.warn(sentence, AdviceWarning, stacklevel=2)
+        self.advice.update(told)
 
     def _line(self, personal: AnyScores, population: AnyScores, num: int | None) -> dict[str, Any]:
         """What the metrics say of an evaluation of all clients, or of `num`."""
@@ -308,7 +334,7 @@ class Session:
 
     def _extra(self) -> dict[str, Any]:
         """What a commit holds beside the states: the last round's figures are part of the last line of the metrics."""
-        return {"info": self.info, "rejected": self.rejected}
+        return {"info": self.info, "rejected": self.rejected, "advice": self.advice}
 
     def _restore(self) -> None:
         assert self.checkpoint is not None
@@ -318,6 +344,7 @@ class Session:
         self.completed, self.metrics_bytes = self.checkpoint.round, self.checkpoint.metrics_bytes
         self.info = dict(self.checkpoint.extra.get("info", {}))
         self.rejected = dict(self.checkpoint.extra.get("rejected", {}))
+        self.advice = dict(self.checkpoint.extra.get("advice", {}))
         self.server = devices.everywhere(self.checkpoint.read_server(), self.plan.mesh)
         self.home.restore(self.completed)
         self.history = self.directory.metrics()
@@ -378,7 +405,7 @@ class Session:
             },
             seconds=dict(self.clock.seconds),
             peak_rss_bytes=_peak_rss(),
-            extra={"rejected": dict(self.rejected)},
+            extra={"rejected": dict(self.rejected)} | ({"advice": dict(self.advice)} if self.advice else {}),
             path=self.directory.path if self.directory else None,
             train=self.train,
             root=self.root,

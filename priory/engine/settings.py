@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 from priory.core.errors import UsageError
 from priory.engine.cohort import Participation
+from priory.fed import channel as uplink
 from priory.fed import schedule
+from priory.fed.method import Channel
 from priory.fed.schedule import Schedule
 
 PARTICIPATION = ("fixed", "bernoulli")
@@ -36,8 +38,10 @@ class Settings:
         weighting: Keep the method's weights of the messages, or override them: equal, or by number of examples.
         exclude_uncertain: Share of a round's uploaders left out, those least sure of their own validation examples.
         schedule: Hyper-parameters that change with the round: FIELD=step:FACTOR@FRACTION,... | cosine | linear.
+        compress: What clients send is compressed: qsgd:LEVELS, random:FRACTION or top:FRACTION; not at all by default.
         seed: Root of all randomness of the run.
-        model: linear, mlp:WIDTH[,WIDTH], cnn or package.module:factory; chosen from the data's shape by default.
+        model: linear, mlp:WIDTH[,WIDTH], cnn, intercept, factor:RANK or package.module:factory; chosen from the data
+            by default.
         head: Which parameter paths are the head (prefix or regular expression); the last layer by default.
         scale: Noise of a regression: a number, learned, or column (known for each row, the default where it is).
         eval_every: Rounds between evaluations; a tenth of all rounds by default, 0 for only one at the end.
@@ -54,6 +58,7 @@ class Settings:
     weighting: Literal["method", "uniform", "examples"] = "method"
     exclude_uncertain: float = 0.0
     schedule: tuple[str, ...] = ()
+    compress: str | None = None
     seed: int = 0
     model: str | None = None
     head: str | None = None
@@ -84,6 +89,8 @@ class Settings:
         share = self.exclude_uncertain
         if not isinstance(share, int | float) or not 0 <= share < 1:
             raise UsageError(f"exclude-uncertain={share!r} lies outside [0, 1); choose a share such as 0.2.")
+        if self.compress is not None:
+            uplink.parse(self.compress)
         self.drawn_from(num_clients).check()
 
     def check_exclusion(self, method: Any, num_validation: int) -> None:
@@ -95,6 +102,23 @@ class Settings:
             raise UsageError(f"{said} needs clients with models of their own, but the method pools the data; choose 0.")
         if num_validation == 0:
             raise UsageError(f"{said} judges clients by validation examples, and there are none; use --validation 0.1.")
+
+    def channel_of(self, method: Any, given: Channel | None) -> Channel | None:
+        """What a payload goes through on its way, checked: the channel that was given, or the one named by `compress`.
+
+        It acts on what the method says may be compressed; a method that pools sends nothing.
+        """
+        if given is not None:
+            given.check()
+        if self.compress is None:
+            return given
+        if given is not None:
+            raise UsageError(
+                f"compress={self.compress} and channel={given} both change what is sent; give one of them."
+            )
+        if getattr(method, "pools", False):
+            return None
+        return uplink.compressing(uplink.parse(self.compress), method)
 
     def drawn_from(self, num_clients: int) -> Participation:
         """How clients are drawn from so many."""

@@ -31,7 +31,7 @@ def simulate(
 
     Args:
         model: A Linen, NNX or Equinox module, a pair of functions, or a name such as `mlp:256`.
-        channel: Transform of what clients upload.
+        channel: Transform of what clients upload; `compress` names one that a manifest can hold.
         out: Directory for manifest, metrics, summary and checkpoints; nothing is written without it.
         listener: Told of progress.
         stop: Asked between blocks of rounds; when true the run is committed and returned as far as it is.

@@ -231,6 +231,46 @@ class Clusters(Protocol[ClientIn]):
         """The number of the cluster that the client is in, from what it keeps; negative while it has none."""
 
 
+@runtime_checkable
+class Compresses(Protocol):
+    """Optional: only this part of a payload may be compressed."""
+
+    def compressible(self, path: str) -> bool:
+        """Whether the leaf at a "/"-joined path may be; no traced number may decide it."""
+
+
+@runtime_checkable
+class Effects(Protocol[DownIn, PostIn]):
+    """Optional: a mixed-effects model, whose random effects differ between clients and come from one population."""
+
+    def effects(self, task: Task, posterior: PostIn) -> Any:
+        """Draws of a client's random effects: a tree whose leaves are (chains, draws, ...)."""
+
+    def population_effects(self, task: Task, down: DownIn) -> tuple[Any, Any]:
+        """Mean and standard deviation of the population, trees like one draw of the effects, with draws on axis 0.
+
+        A point estimate is a single draw; all coordinates are told, even where they share one standard deviation.
+        """
+
+    def fixed_effects(self, task: Task, down: DownIn) -> Any:
+        """The effects that all clients share: a tree, without leaves if there are none."""
+
+
+class AdviceWarning(UserWarning):
+    """What the figures of a run tell its user to look at."""
+
+
+@runtime_checkable
+class Advice(Protocol):
+    """Optional: the method reads the figures of a round, and says what its user should know."""
+
+    def advice(self, task: Task, info: dict[str, float]) -> dict[str, str]:
+        """Sentences by kind, each with the value, what it means and the remedy; called on the host, untraced.
+
+        A kind is told once a run, however its numbers change.
+        """
+
+
 class Channel(Protocol[Up, Memory]):
     """Optional uplink transform, composed outside the method.
 

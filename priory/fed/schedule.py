@@ -83,7 +83,7 @@ def traced_fields(method: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[s
             continue
         if dataclasses.is_dataclass(value):
             yield from traced_fields(value, path)
-        else:
+        elif value is not None:  # left for the method to choose
             yield path
 
 

@@ -10,6 +10,7 @@ from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
 from priory.methods.fedhb_mixture import FedHBMixture
 from priory.methods.fedhb_niw import FedHBNIW
+from priory.methods.fedpop import FedPop
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.local import Local
@@ -30,6 +31,7 @@ REGISTRY: dict[str, type[Any]] = {
     "pfedbayes": PFedBayes,
     "sfedbayes": SFedBayes,
     "cfedbayes": CFedBayes,
+    "fedpop": FedPop,
 }
 
 

@@ -3,14 +3,16 @@
 from priory.models.likelihood import Categorical, Gaussian, Likelihood, WithScale
 from priory.models.linen import Linen
 from priory.models.model import Head, Model, Params, as_model, default, parse
-from priory.models.nets import CNN, MLP
+from priory.models.nets import CNN, MLP, Factor, Intercept
 
 __all__ = [
     "CNN",
     "MLP",
     "Categorical",
+    "Factor",
     "Gaussian",
     "Head",
+    "Intercept",
     "Likelihood",
     "Linen",
     "Model",

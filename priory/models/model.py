@@ -96,10 +96,12 @@ def as_model(anything: Any) -> Model:
 
 
 def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model:
-    """The model named by `spec`: "linear", "mlp:256,128", "cnn", "cnn:16,32" or "package.module:factory".
+    """The model named by `spec`: "linear", "mlp:256,128", "cnn", "cnn:16,32", "intercept", "factor:2" or a factory.
 
-    "mlp" alone has one hidden layer of 256 units; the numbers after "cnn" are the channels of its convolutions. A
-    factory is called with `num_outputs` if it takes an argument, and what it returns goes through `as_model`.
+    "mlp" alone has one hidden layer of 256 units; the numbers after "cnn" are the channels of its convolutions;
+    "intercept" learns a constant and reads no input; "factor:RANK" is linear through RANK numbers, without biases. A
+    factory, "package.module:factory", is called with `num_outputs` if it takes an argument, and what it returns goes
+    through `as_model`.
     """
     from priory.models import nets
     from priory.models.linen import Linen
@@ -114,10 +116,14 @@ def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model
             channels = _widths(spec, argument) if argument else nets.CNN.channels
             _check_image(spec, input_shape, smallest=2 ** len(channels))
             return Linen(nets.CNN(num_outputs, channels))
-    if not argument or name == "linear":
+        case "intercept" if not argument:
+            return Linen(nets.Intercept(num_outputs))
+        case "factor" if argument:
+            return Linen(nets.Factor(_rank(spec, argument), num_outputs))
+    if not argument or name in ("linear", "intercept"):
         raise UsageError(
-            f"model={spec!r} is unknown; choose linear, mlp, mlp:WIDTH[,WIDTH...], cnn, cnn:CHANNELS[,CHANNELS...] or "
-            "package.module:factory."
+            f"model={spec!r} is unknown; choose linear, mlp, mlp:WIDTH[,WIDTH...], cnn, cnn:CHANNELS[,CHANNELS...], "
+            "intercept, factor:RANK or package.module:factory."
         )
     factory = _imported(spec, name, argument)
     try:
@@ -156,6 +162,12 @@ def _widths(spec: str, argument: str) -> tuple[int, ...]:
     if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise UsageError(f"model={spec!r} needs positive whole numbers after the colon; write for example mlp:256,128.")
     return tuple(int(part) for part in parts)
+
+
+def _rank(spec: str, argument: str) -> int:
+    if not (argument.isascii() and argument.isdigit() and int(argument) > 0):
+        raise UsageError(f"model={spec!r} needs one positive whole number after the colon; write for example factor:2.")
+    return int(argument)
 
 
 def _check_image(spec: str, input_shape: tuple[int, ...], smallest: int) -> None:

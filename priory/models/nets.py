@@ -1,11 +1,12 @@
 """Networks of the papers, as Flax Linen modules: channels last, inputs as they come from the data."""
 
 import flax.linen as nn
+import jax.numpy as jnp
 from jax import Array
 
 from priory.models.conv import halve
 
-__all__ = ["CNN", "MLP"]
+__all__ = ["CNN", "MLP", "Factor", "Intercept"]
 
 
 class MLP(nn.Module):
@@ -40,3 +41,29 @@ class CNN(nn.Module):
             x = halve(nn.relu(nn.Conv(channels, (5, 5))(x)))
         x = nn.relu(nn.Dense(self.width)(x.reshape(x.shape[0], -1)))
         return nn.Dense(self.num_outputs)(x)
+
+
+class Intercept(nn.Module):
+    """One learned constant an output, `intercept`, whatever the input: for groups without covariates."""
+
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        intercept = self.param("intercept", nn.initializers.zeros, (self.num_outputs,))
+        return jnp.broadcast_to(intercept, (x.shape[0], self.num_outputs))
+
+
+class Factor(nn.Module):
+    """Two linear maps without biases on the flattened input, y = zᵀ φᵀ x: φ to `rank` numbers, and z from there.
+
+    Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021, arXiv:2102.07078.
+    """
+
+    rank: int
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = nn.Dense(self.rank, use_bias=False)(x.reshape(x.shape[0], -1))
+        return nn.Dense(self.num_outputs, use_bias=False)(x)

@@ -4,9 +4,10 @@ import shutil
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize
 
 from priory.core.errors import UsageError
-from priory.data import describe, files, load
+from priory.data import describe, files, from_spec, load
 
 ARRAYS = {
     "x_train": np.zeros((50, 28, 28, 1), np.uint8),
@@ -78,6 +79,37 @@ def test_radon_keeps_floor_and_log_uranium_in_their_units(data_dir):
     assert set(federation.x[:, 0]) == {0.0, 1.0}
     assert abs(federation.x[:, 1].mean() + 0.13) < 0.02
     assert federation.train.count.min() == 1
+
+
+def test_a_column_of_radon_may_be_dropped(data_dir):
+    both, floor = load("radon"), load("radon", drop=["log_uranium"])
+    assert np.array_equal(floor.x, both.x[:, :1])
+    assert np.array_equal(load("radon", drop="floor").x, both.x[:, 1:])
+
+
+def test_a_manifest_says_which_column_was_dropped(data_dir):
+    federation = load("radon", drop=["log_uranium"]).partition(seed=1)
+    assert federation.spec["drop"] == ["log_uranium"]
+    assert from_spec(federation.spec).checksum == federation.checksum
+
+
+def test_the_varying_intercept_model_of_radon_has_the_known_maximum(data_dir):
+    """y_ij = a_i + b floor_ij + e_ij with a_i ~ N(mu, sigma^2), e_ij ~ N(0, s^2), the a_i integrated out."""
+    data = load("radon", drop=["log_uranium"])
+    floor, y, num = data.x[:, 0].astype(float), data.y.astype(float), np.bincount(data.client)
+
+    def negative_log_likelihood(at):
+        noise, between = np.exp(2 * at[2]), np.exp(2 * at[3])
+        rest = y - at[0] - at[1] * floor
+        total, squares = np.bincount(data.client, rest), np.bincount(data.client, rest**2)
+        log_det = (num - 1) * np.log(noise) + np.log(noise + num * between)
+        quadratic = squares / noise - between * total**2 / (noise * (noise + num * between))
+        return 0.5 * np.sum(num * np.log(2 * np.pi) + log_det + quadratic)
+
+    found = minimize(negative_log_likelihood, [1.0, -0.5, 0.0, -1.0], method="BFGS")
+    estimate = [*found.x[:2], *np.exp(found.x[2:])]
+    assert np.allclose(estimate, [1.4612, -0.6926, 0.7552, 0.3245], atol=1e-4)
+    assert abs(found.fun - 1081.8253) < 1e-3
 
 
 def test_eight_schools_is_the_published_table(data_dir):
@@ -164,6 +196,10 @@ def test_files_in_the_cache_serve_as_well(data_dir, nowhere):
         ("absent.csv", {"target": "y"}, "absent.csv does not exist"),
         ("absent.npz", {}, "absent.npz does not exist"),
         ("digits", {"target": "y"}, "target='y' does not apply"),
+        ("eight_schools", {"drop": ["x"]}, "drop=['x'] does not apply"),
+        ("radon", {"target": "log_radon"}, "target='log_radon' does not apply"),
+        ("radon", {"drop": ["uranium"]}, "column of radon 'uranium' is not known; did you mean 'log_uranium'"),
+        ("radon", {"drop": ["floor", "log_uranium"]}, "leaves radon without a column"),
         ("own.xlsx", {"target": "y"}, "neither a data set nor a .csv or .npz file"),
         ("own.npz", {"client": "c"}, "client='c' does not apply"),
         ("eight_schools", {"scaling": "unit"}, "scaling='unit' does not apply"),

@@ -38,6 +38,36 @@ def test_clusters_are_even_and_centre_the_classes():
         assert np.abs(error).max() < 4.5 / np.sqrt(rows.sum())  # 4.5 standard errors, 24 comparisons
 
 
+def test_representation_residuals_have_variance_a_tenth():
+    data = load("synthetic:representation:clients=50,examples=100,dim=7,rank=3")
+    residual = data.y - (data.x * data.truth["weights"][data.client]).sum(axis=1)
+    assert abs((residual**2).mean() / 0.1 - 1.0) < 4 * np.sqrt(2 / len(residual))  # 4 standard errors
+    assert np.allclose(data.scale**2, 0.1)
+
+
+def test_clients_share_an_orthonormal_representation_and_have_directions_of_their_own():
+    truth = load("synthetic:representation").truth
+    representation, effects = truth["representation"], truth["effects"]
+    assert (representation.shape, effects.shape) == ((100, 20, 2), (100, 2))
+    assert (representation == representation[0]).all()
+    assert np.allclose(representation[0].T @ representation[0], np.eye(2))
+    assert np.allclose(np.linalg.norm(effects, axis=1), 1.0)
+    assert np.allclose(truth["weights"], effects @ representation[0].T)
+    assert np.abs(effects.mean(axis=0)).max() < 4 * np.sqrt(0.5 / 100)  # 4 standard errors, no preferred direction
+
+
+def test_inputs_of_the_representation_are_standard_normal():
+    x = load("synthetic:representation:clients=10,examples=1000,dim=4").x
+    assert np.abs(x.T @ x / len(x) - np.eye(4)).max() < 4.5 * np.sqrt(2 / len(x))  # 4.5 standard errors, 16 comparisons
+
+
+def test_nine_in_ten_clients_of_the_representation_may_have_five_examples():
+    federation = load("synthetic:representation").partition(sizes="0.9=5,0.1=10")
+    assert np.unique(federation.train.count, return_counts=True)[1].tolist() == [90, 10]
+    assert set(federation.train.count) == {5, 10}
+    assert set(federation.test.count) == {10}  # a fifth of the 50 examples, whatever is left for training
+
+
 def test_truth_follows_its_client_when_newcomers_move():
     data = load("synthetic:linear:clients=10")
     federation = data.partition(newcomers=0.3)
@@ -61,6 +91,8 @@ def test_the_seed_is_an_argument():
         ("synthetic:linear:clients=0", "'0'"),
         ("synthetic:linear:noise=wide", "'wide'"),
         ("synthetic:linear:dim=2.5", "'2.5'"),
+        ("synthetic:representation:dim=2,rank=3", "rank=3 exceeds dim=2"),
+        ("synthetic:representation:tau=1", "noise=0.316228"),
     ],
 )
 def test_a_bad_problem_ends_in_one_sentence(name, words):

@@ -8,12 +8,16 @@ import pytest
 import priory
 from priory.core import trees
 from priory.core.errors import UsageError
-from priory.fed.channel import Clip, On, TopK, is_statistic, memory_of, transmit
+from priory.fed.channel import Clip, On, Quantise, RandomK, TopK, is_statistic, memory_of, parse, transmit
 from priory.fed.method import Message
 from priory.models.model import Params
 
 KEY = jax.random.key(0)
 PAYLOAD = {"a": jnp.array([3.0, -0.5, 0.25]), "b": jnp.array([[0.0, -4.0]])}
+
+
+UNBIASED = [Quantise(1), Quantise(4), RandomK(0.4), RandomK(1.0)]
+DRAWS = 4000
 
 
 def is_a(path):
@@ -74,6 +78,140 @@ def test_what_was_held_back_is_sent_in_the_end():
 def test_at_least_one_number_is_sent_and_an_empty_payload_costs_nothing():
     assert np.count_nonzero(TopK(1e-6).send({"a": jnp.ones(7)}, {"a": jnp.zeros(7)}, KEY)[0]["a"]) == 1
     assert TopK().send((), (), KEY)[2] == 0
+
+
+def arrivals(channel, payload):
+    """What arrives of a payload that is sent often, (draws, ...)."""
+    keys = jax.random.split(jax.random.key(1), DRAWS)
+    return jax.jit(jax.vmap(lambda key: channel.send(payload, (), key)[0]))(keys)
+
+
+def squared_error(channel, vector):
+    """The mean of ‖C(v) − v‖² and its standard error."""
+    error = np.sum(np.square(np.asarray(arrivals(channel, vector), np.float64) - np.asarray(vector)), axis=1)
+    return error.mean(), error.std(ddof=1) / np.sqrt(DRAWS)
+
+
+@pytest.mark.parametrize("channel", UNBIASED, ids=str)
+def test_what_arrives_is_right_in_the_mean(channel):
+    for found, wanted in zip(jax.tree.leaves(arrivals(channel, PAYLOAD)), jax.tree.leaves(PAYLOAD), strict=True):
+        found = np.asarray(found, np.float64)
+        error = found.std(axis=0, ddof=1) / np.sqrt(DRAWS)
+        assert (np.abs(found.mean(axis=0) - wanted) <= 4.5 * error + 1e-6).all()  # 4.5 standard errors, 20 comparisons
+
+
+@pytest.mark.parametrize("size", [3, 50])
+@pytest.mark.parametrize("levels", [1, 2, 8])
+def test_quantising_errs_no_more_than_omega(size, levels):
+    channel, vector = Quantise(levels), jax.random.normal(jax.random.key(size), (size,))
+    mean, error = squared_error(channel, vector)
+    assert mean - 4 * error <= channel.omega(size) * float(jnp.vdot(vector, vector))
+
+
+def test_quantising_equal_numbers_errs_as_computed():
+    mean, error = squared_error(Quantise(1), jnp.full(100, 0.3))
+    assert abs(mean - 9.0 * (np.sqrt(100) - 1)) <= 4 * error  # ‖v‖² Σ_j p(1 − p) with p = 1/√d; ω is √d
+    assert Quantise(1).omega(100) == 10
+
+
+def test_omega_of_quantising_is_the_smaller_of_two_bounds():
+    assert Quantise(4).omega(9) == pytest.approx(9 / 16)
+    assert Quantise(4).omega(64) == pytest.approx(8 / 4)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 1.0])
+def test_a_random_choice_errs_by_omega_exactly(fraction):
+    channel, vector = RandomK(fraction), jax.random.normal(jax.random.key(2), (20,))
+    mean, error = squared_error(channel, vector)
+    assert channel.omega(20) == pytest.approx(1 / fraction - 1)
+    assert abs(mean - channel.omega(20) * float(jnp.vdot(vector, vector))) <= 4 * error + 1e-6
+
+
+def test_a_random_choice_has_its_size_and_is_scaled_up():
+    sent, _, bits = RandomK(0.4).send({"a": jnp.arange(1.0, 6.0)}, (), jax.random.key(5))
+    chosen = np.flatnonzero(sent["a"])
+    assert len(chosen) == 2
+    np.testing.assert_allclose(sent["a"][chosen], (chosen + 1) * 5 / 2, rtol=1e-6)
+    assert bits == 2 * 32 + 32  # two values, and the seed of their places
+
+
+def test_quantised_numbers_are_levels_of_the_norm_of_their_leaf():
+    payload = {"small": jnp.array([3e-6, -4e-6]), "large": jnp.array([-5e5, 0.0, 12e5])}
+    sent, _, bits = Quantise(16).send(payload, (), KEY)
+    for name, norm in (("small", 5e-6), ("large", 13e5)):
+        levels = np.asarray(sent[name]) / norm * 16
+        np.testing.assert_allclose(levels, np.round(levels), atol=1e-4)
+        assert (np.abs(levels - np.asarray(payload[name]) / norm * 16) < 1).all()
+    assert bits == 2 * 32 + 5 * (1 + 5)  # two norms; a sign and one of 17 levels each
+
+
+def test_a_single_number_is_quantised_without_error():
+    for value in (0.1, -1 / 3, 7e-5, 12345.678):
+        sent, _, _ = Quantise(3).send(jnp.float32([value]), (), KEY)
+        assert float(sent[0]) == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.parametrize("channel", UNBIASED, ids=str)
+def test_nothing_compressed_is_nothing(channel):
+    sent, memory, _ = channel.send(jax.tree.map(jnp.zeros_like, PAYLOAD), channel.init(PAYLOAD), jax.random.key(4))
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(sent))
+    assert memory == ()
+    assert channel.send((), (), KEY)[2] == 0
+    assert channel.omega(0) == 0
+
+
+@pytest.mark.parametrize("channel", [Quantise(4), RandomK(0.1)], ids=str)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_compression_never_hides_that_an_update_is_not_finite(channel, value):
+    for place in range(10):
+        sent, _, _ = channel.send(jnp.ones(10).at[place].set(value), (), jax.random.key(place))
+        assert not jnp.isfinite(sent).all()
+
+
+@pytest.mark.parametrize("channel", UNBIASED, ids=str)
+def test_clients_side_by_side_and_in_turn_send_the_same(channel):
+    payloads = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf]), PAYLOAD)
+
+    def one(payload_and_client):
+        payload, client = payload_and_client
+        return channel.send(payload, (), jax.random.fold_in(jax.random.key(3), client))
+
+    everyone = (payloads, jnp.arange(3))
+    together, in_turn = jax.vmap(one)(everyone), jax.lax.map(one, everyone)
+    for i in range(3):
+        alone = one(jax.tree.map(lambda leaf, i=i: leaf[i], everyone))
+        for several in (together, in_turn):
+            for found, wanted in zip(jax.tree.leaves(several), jax.tree.leaves(alone), strict=True):
+                np.testing.assert_allclose(found[i], wanted, rtol=1e-6)
+
+
+def test_a_part_that_is_compressed_at_random_leaves_the_rest_as_it_is():
+    sent, _, bits = On(is_a, Quantise(1)).send(PAYLOAD, (), KEY)
+    np.testing.assert_array_equal(sent["b"], PAYLOAD["b"])
+    assert (sent["a"] != PAYLOAD["a"]).any()
+    assert bits == (32 + 3 * 2) + 2 * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "channel"), [("qsgd:16", Quantise(16)), ("random:0.1", RandomK(0.1)), ("top:1", TopK(1.0))]
+)
+def test_a_text_names_a_compression(text, channel):
+    assert parse(text) == channel
+
+
+@pytest.mark.parametrize("text", ["", "zip:3", "qsgd", "qsgd:", "qsgd:2.5", "random:half", "top"])
+def test_a_text_that_names_none_is_refused(text):
+    with pytest.raises(UsageError, match=f"compress='{text}' is not understood; write qsgd:LEVELS"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("qsgd:0", "levels=0 is not"), ("random:0", "fraction=0.0 lies"), ("top:nan", "fraction=nan")],
+)
+def test_a_compression_out_of_range_is_refused(text, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        parse(text)
 
 
 def test_a_channel_on_a_part_leaves_the_rest_as_it_is():
@@ -153,6 +291,10 @@ def test_a_statistic_is_known_by_its_path(path, found):
         (Clip(0.0), r"norm=0.0 is not a positive number"),
         (TopK(0.0), r"fraction=0.0 lies outside \(0, 1\]"),
         (TopK(1.5), r"fraction=1.5 lies outside \(0, 1\]"),
+        (RandomK(0.0), r"fraction=0.0 lies outside \(0, 1\]"),
+        (RandomK(1.5), r"fraction=1.5 lies outside \(0, 1\]"),
+        (Quantise(0), r"levels=0 is not a whole number above 0"),
+        (Quantise(2.5), r"levels=2.5 is not a whole number above 0"),
         (On(is_a, Clip(-1.0)), r"norm=-1.0 is not a positive number"),
     ],
 )

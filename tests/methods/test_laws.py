@@ -73,7 +73,10 @@ def method_of(name: str) -> Any:
     programs agree. Without it a narrow prior would need tiny steps, so it is wide.
     """
     method = replace(METHODS[name](), optimiser=Optimiser("sgd", 0.05, momentum=0.9))
-    method = replace(method, work=Work(epochs=2, batch_size=3))
+    if hasattr(method, "work"):
+        method = replace(method, work=Work(epochs=2, batch_size=3))
+    if hasattr(method, "batch_size"):
+        method = replace(method, batch_size=3)
     return replace(method, rho=0.0) if hasattr(method, "rho") else method
 
 

@@ -21,9 +21,12 @@ from priory.core.rng import Key
 from priory.core.struct import replace, struct
 from priory.fed.alternate import Belief
 from priory.fed.method import (
+    Advice,
     Clusters,
+    Compresses,
     Divergence,
     Draws,
+    Effects,
     Evidence,
     Info,
     Message,
@@ -35,7 +38,7 @@ from priory.fed.method import (
     point,
 )
 from priory.fed.shard import Batch, Shard
-from priory.methods import cfedbayes, fedhb_mixture, fedhb_niw, pfedbayes, sfedbayes
+from priory.methods import cfedbayes, fedhb_mixture, fedhb_niw, fedpop, pfedbayes, sfedbayes
 from priory.models.model import Params
 from tests.methods.problems import tiny_shards, tiny_task
 
@@ -89,30 +92,6 @@ class Alignment:
 
     mean: Array
     cache: Array
-
-
-@struct
-class Population_:
-    """FedPop's broadcast: φ and β."""
-
-    phi: Params
-    beta: Gaussian
-
-
-@struct
-class Scores:
-    """FedPop's message: the averaged gradients I and J."""
-
-    beta: Gaussian
-    phi: Params
-
-
-@struct
-class Samples:
-    """FedPop's posterior: φ and draws of z on axis 0."""
-
-    phi: Params
-    z: Weights
 
 
 @struct
@@ -171,26 +150,6 @@ class FedBNN:
     def personalise(self, task: Task, down: Array, client: OwnBNN, data: Shard, key: Key) -> Gaussian: ...
     def predict(self, task: Task, posterior: Gaussian, x: Array, key: Key) -> Predictive: ...
     def draws(self, task: Task, posterior: Gaussian, key: Key, num: int) -> Params: ...
-
-
-@struct
-class FedPop:
-    linear: ClassVar[bool] = True
-
-    def check(self) -> None: ...
-    def init(self, task: Task, key: Key) -> WithOptimiser: ...
-    def broadcast(self, server: WithOptimiser) -> Population_: ...
-    def enrol(self, task: Task, down: Population_, key: Key) -> Weights: ...
-    def client_update(
-        self, task: Task, down: Population_, client: Weights, data: Shard, key: Key
-    ) -> tuple[Weights, Message[Scores], Info]: ...
-    def aggregate(
-        self, task: Task, server: WithOptimiser, messages: Message[Scores], key: Key
-    ) -> tuple[WithOptimiser, Info]: ...
-    def personalise(self, task: Task, down: Population_, client: Weights, data: Shard, key: Key) -> Samples: ...
-    def predict(self, task: Task, posterior: Samples, x: Array, key: Key) -> Predictive: ...
-    def population(self, task: Task, down: Population_, data: Shard | None, key: Key) -> Samples: ...
-    def draws(self, task: Task, posterior: Samples, key: Key, num: int) -> Params: ...
 
 
 @struct
@@ -330,14 +289,17 @@ _fedhbmixture: Method[
 ] = fedhb_mixture.FedHBMixture()
 _fedvi: Method[WithOptimiser, Amortised, Nothing, Amortised, AmortisedPosterior] = FedVI()
 _fedbnn: Method[Alignment, Array, OwnBNN, Array, Gaussian] = FedBNN()
-_fedpop: Method[WithOptimiser, Population_, Weights, Scores, Samples] = FedPop()
+_fedpop: Method[fedpop.Server, fedpop.Down, Weights, fedpop.Gradients, fedpop.Samples] = fedpop.FedPop()
 _fedbe: Method[Params, Params, Nothing, Params, Params] = FedBE()
 _scaffold: Method[Control, Control, Weights, Control, Params] = Scaffold()
 _knn_per: Method[Params, Params, Nothing, Params, Neighbours] = KNNPer()
 _selects: Population[Belief, cfedbayes.Blend] = cfedbayes.CFedBayes()
 _sorts: Clusters[cfedbayes.Member] = cfedbayes.CFedBayes()
 _certified: Divergence[Belief, Belief] = pfedbayes.PFedBayes()
-_drawn: Draws[Samples] = FedPop()
+_drawn: Draws[fedpop.Samples] = fedpop.FedPop()
+_random: Effects[fedpop.Down, fedpop.Samples] = fedpop.FedPop()
+_advised: Advice = fedpop.FedPop()
+_compressed: Compresses = fedpop.FedPop()
 _own_draws: Draws[fedhb_niw.Posterior] = fedhb_niw.FedHBNIW()
 _bound: Evidence[fedhb_niw.Prior, Any] = fedhb_niw.FedHBNIW()
 _mixture_bound: Evidence[fedhb_mixture.Prototypes, fedhb_mixture.Update] = fedhb_mixture.FedHBMixture()

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from priory.core.errors import UsageError
-from priory.models import CNN, MLP, Head, Linen, Model, Params, default, parse
+from priory.models import CNN, MLP, Factor, Head, Intercept, Linen, Model, Params, WithScale, default, parse
 
 
 def make_linen(num_outputs):
@@ -81,6 +81,8 @@ def test_a_bad_expression_is_refused():
         ("mlp:256,128", MLP((256, 128), 10)),
         ("cnn", CNN(10)),
         ("cnn:8,16", CNN(10, (8, 16))),
+        ("intercept", Intercept(10)),
+        ("factor:2", Factor(2, 10)),
     ],
 )
 def test_a_spec_names_a_network(spec, module):
@@ -101,6 +103,10 @@ def test_a_factory_is_imported_and_told_the_number_of_outputs_if_it_asks(name, n
         ("transformer", "'transformer' is unknown; choose linear"),
         ("", "is unknown"),
         ("linear:3", "is unknown"),
+        ("intercept:3", "is unknown"),
+        ("factor", "is unknown.*factor:RANK"),
+        ("factor:0", "one positive whole number"),
+        ("factor:2,3", "one positive whole number"),
         ("mlp:0", "positive whole numbers"),
         ("mlp:a", "positive whole numbers"),
         ("mlp:64,", "positive whole numbers"),
@@ -154,6 +160,32 @@ def test_an_image_without_a_channel_axis_gets_one():
     model = Linen(CNN(3, (2, 2), 4))
     params = model.init(jax.random.key(0), (8, 8))
     assert model.apply(params, jnp.ones((2, 8, 8)))[0].shape == (2, 3)
+
+
+@pytest.mark.parametrize("input_shape", [(3,), (1,), (4, 4, 1)])
+def test_an_intercept_is_the_same_for_every_input(input_shape):
+    model = Linen(Intercept(2))
+    params = model.init(jax.random.key(0), input_shape)
+    assert jax.tree.map(jnp.shape, params.weights) == {"intercept": (2,)}
+    x = jax.random.normal(jax.random.key(1), (5, *input_shape))
+    outputs, _ = model.apply(Params({"intercept": jnp.array([1.5, -2.0])}), x)
+    assert jnp.array_equal(outputs, jnp.tile(jnp.array([1.5, -2.0]), (5, 1)))
+
+
+@pytest.mark.parametrize("model", [Linen(Intercept(1)), WithScale(Linen(Intercept(1)))], ids=["known", "learned"])
+def test_an_intercept_is_all_head(model):
+    head = Head(model.last_layer((1,)))
+    assert all(head(name) for name in model.init(jax.random.key(0), (1,)).weights)
+
+
+def test_a_factor_model_is_a_product_of_two_matrices():
+    model = Linen(Factor(2, 1))
+    weights = model.init(jax.random.key(0), (20,)).weights
+    assert jax.tree.map(jnp.shape, weights) == {"Dense_0": {"kernel": (20, 2)}, "Dense_1": {"kernel": (2, 1)}}
+    x = jax.random.normal(jax.random.key(1), (5, 20))
+    outputs, _ = model.apply(Params(weights), x)
+    assert jnp.allclose(outputs, x @ (weights["Dense_0"]["kernel"] @ weights["Dense_1"]["kernel"]), atol=1e-5)
+    assert model.last_layer((20,)) == "Dense_1"
 
 
 def test_a_linen_adapter_is_a_model():

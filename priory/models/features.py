@@ -1,0 +1,92 @@
+"""What a network's last layer sees: where only that layer changes, the rest is computed once.
+
+A dense last layer whose outputs are those of the network splits it in two, body and head. Whether a network does so is
+found by running it once on shapes, so any Linen module that ends in `nn.Dense` has it.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from priory.core import trees
+from priory.models.linen import Linen
+from priory.models.model import Model, Params
+
+__all__ = ["Split", "split"]
+
+Weights = Any
+
+
+@dataclass(frozen=True)
+class Split:
+    """A network in two parts.
+
+    Attributes:
+        model: The whole network.
+        path: Where its last layer is.
+        layer: That layer, on its own.
+    """
+
+    model: Linen
+    path: tuple[str, ...]
+    layer: nn.Dense
+
+    def features(self, body: Params, head: Weights, x: Array, *, key: Array | None = None) -> tuple[Array, Any]:
+        """Inputs (batch, width) of the last layer, and statistics; the head fills a place and does not matter."""
+        seen: list[Array] = []
+
+        def record(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+            if _is_call(context, self.path):
+                seen.append(args[0] if args else kwargs["inputs"])
+            return next_fun(*args, **kwargs)
+
+        with nn.intercept_methods(record):
+            _, stats = self.model.apply(Params(trees.merge(head, body.weights), body.stats), x, key=key)
+        return seen[0], stats
+
+    def outputs(self, head: Weights, features: Array) -> Array:
+        """Outputs (batch, num_outputs) of the network, from the inputs of its last layer."""
+        weights = head
+        for name in self.path:
+            weights = weights[name]
+        return self.layer.apply({"params": weights}, features)  # type: ignore[return-value]
+
+
+@functools.lru_cache(maxsize=64)
+def split(model: Model, input_shape: tuple[int, ...], is_head: Callable[[str], bool]) -> Split | None:
+    """The network in two parts, or None where the head is not just one dense layer that ends it."""
+    if not isinstance(model, Linen):
+        return None
+    path = tuple(model.last_layer(input_shape).split("/"))
+    calls: list[tuple[nn.Module, Any, Any]] = []
+    ends: list[bool] = []
+
+    def record(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        result = next_fun(*args, **kwargs)
+        if _is_call(context, path):
+            calls.append((context.module, args[0] if args else kwargs["inputs"], result))
+        return result
+
+    def tried(params: Params) -> None:
+        with nn.intercept_methods(record):
+            outputs, _ = model.apply(params, jnp.zeros((2, *input_shape)))
+        # The very same array: nothing comes after the layer.
+        ends.append(len(calls) == 1 and outputs is calls[0][2] and calls[0][1].ndim == 2)
+
+    params = jax.eval_shape(lambda key: model.init(key, input_shape), jax.eval_shape(lambda: jax.random.key(0)))
+    jax.eval_shape(tried, params)
+    names = [trees.path_of(place) for place, _ in jax.tree_util.tree_flatten_with_path(params.weights)[0]]
+    is_that_layer = all(is_head(name) == (tuple(name.split("/")[:-1]) == path) for name in names)
+    if not (ends[0] and is_that_layer and type(calls[0][0]) is nn.Dense):
+        return None
+    return Split(model, path, calls[0][0].clone(parent=None, name=None))
+
+
+def _is_call(context: nn.module.InterceptorContext, path: tuple[str, ...]) -> bool:
+    return context.method_name == "__call__" and context.module.path == path
