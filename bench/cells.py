@@ -4,7 +4,7 @@ import json
 import shlex
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class Cell:
         data: Name of the data set.
         partition: Arguments of `partition`, `spec` among them.
         settings: Settings of the run.
+        measure: More figures of a finished run, kept under `measured`.
     """
 
     path: Path
@@ -50,6 +51,7 @@ class Cell:
     data: str
     partition: dict[str, Any]
     settings: dict[str, Any]
+    measure: Callable[[Any], dict[str, float]] | None = None
 
     @property
     def method(self) -> Any:
@@ -92,17 +94,23 @@ class Cell:
         origin = {"command": self.command, "settings": repr(self.method), "version": priory.__version__}
         origin["data_checksum"] = federation.checksum
         summary = {**done.summary(), "curve": [curve_point(line) for line in done.history]}
+        if self.measure is not None:
+            summary["measured"] = self.measure(done)
         self.path.write_text(json.dumps({**origin, **summary}, indent=2) + "\n")
 
     def summary(self) -> dict[str, Any]:
         return json.loads(self.path.read_text())
 
 
+def main_score(scores: dict[str, Any]) -> str:
+    return "accuracy" if "accuracy" in scores else "rmse"
+
+
 def curve_point(line: dict[str, Any]) -> dict[str, float]:
-    """Round, personal and global accuracy at one evaluation."""
+    """Round, personal and global accuracy (of a regression, RMSE) at one evaluation."""
     return {
         "round": line["round"],
-        **{part: round(line[part]["accuracy"], 4) for part in ("personal", "global") if line[part]},
+        **{part: round(line[part][main_score(line[part])], 4) for part in ("personal", "global") if line[part]},
     }
 
 

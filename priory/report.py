@@ -82,9 +82,7 @@ def run_table(summary: dict[str, Any]) -> Table:
     for part in ("personal", "global", "newcomers"):
         if summary.get(part):
             table.add_row(part, *(_number(value_at(summary[part], name)) for name in columns))
-    if not table.row_count:
-        table.add_row("no test examples", *([""] * len(columns)))
-    return table
+    return table if table.row_count else _table("no test examples")
 
 
 def run_lines(summary: dict[str, Any]) -> list[str]:

@@ -124,16 +124,18 @@ def curvature(log_density: LogDensity, position: Position, key: Key, num_iterati
 def step_size_for(kind: Kind, curvature: Array | float, size: int = 1) -> Array:
     """A step that is stable, and for an exact kernel accepted, where λ is the largest curvature of −log p.
 
-    1/λ for ula and sgld, half of what is stable: it doubles the variance in the stiffest direction and adds a share of
-    about λ_j/(2λ) in flatter ones. 1/(λ d^½) for mala and 1/(√λ d^⅓) for hmc and nuts, where `size` d coordinates may
-    all be as stiff: at stationarity d^⅓ and d^¼ would do, but a chain that starts at the mode would never leave it. The
-    steps of psgld and map have units of their own, and are 0.01.
+    1/λ for ula, half of what is stable: it doubles the variance in the stiffest direction and adds a share of about
+    λ_j/(2λ) in flatter ones. A quarter of that for sgld, since some minibatches are steeper than the whole. 1/(λ d^½)
+    for mala and 1/(√λ d^⅓) for hmc and nuts, where `size` d coordinates may all be as stiff: at stationarity d^⅓ and
+    d^¼ would do, but a chain that starts at the mode would never leave it. The steps of psgld and map have units of
+    their own, and are 0.01.
     """
     if kind in ("psgld", "map"):
         return jnp.float32(0.01)
     if kind in ("hmc", "nuts"):
         return size ** (-1 / 3) / jnp.sqrt(curvature)
-    return jnp.asarray((size**-0.5 if kind == "mala" else 1.0) / curvature, jnp.float32)
+    share = {"ula": 1.0, "sgld": 0.25, "mala": size**-0.5}[kind]
+    return jnp.asarray(share / curvature, jnp.float32)
 
 
 def stability_limit(kind: Kind, curvature: Array | float) -> Array:

@@ -27,6 +27,7 @@ Shape = Literal["diagonal", "scalar"]
 Bounds = tuple[Array | float, Array | float]
 
 ANY: Bounds = (1e-6, 1e6)
+STEEPEST = 4 / (3 * math.sqrt(3))  # the largest |tanh″|
 CELLS, NEGLIGIBLE = 256, 16.0  # of the grid for σ: how many, and by how many nats density may fall before it is none
 
 
@@ -125,6 +126,17 @@ def score(beta: Energy, z: Effects, model_draws: Effects) -> Energy:
         return jnp.mean(jax.vmap(lambda x: energy(beta, x))(model_draws)) - energy(beta, z)
 
     return jax.grad(gap)(beta)
+
+
+def precision(beta: Population, like: Effects) -> Effects:
+    """A bound on the curvature of −log p(z | β) in each coordinate: 1/σ², plus for an energy that of its network.
+
+    The Hessian of w₂ · tanh(W₁ᵀ z + b₁) has no eigenvalue beyond Σ_h |w₂h| ‖w₁h‖² max|tanh″|.
+    """
+    network: Array | float = 0.0
+    if isinstance(beta, Energy):
+        network = STEEPEST * jnp.dot(jnp.abs(beta.w2), jnp.sum(beta.w1**2, axis=0))
+    return jax.tree.map(lambda s: 1 / s**2 + network, sd(beta, like))
 
 
 def project(beta: Population, low: Array | float, high: Array | float = math.inf) -> tuple[Any, Array]:

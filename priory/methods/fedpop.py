@@ -34,7 +34,7 @@ What the paper leaves open, and what is done here (docs/methods/fedpop.md has th
 - Prediction for a newcomer without data: z ~ p(· | β); with data, its chain. Accuracies are those of the last round.
 - Full Bayes over β (`prior_draws`): instead of a gradient step, β is drawn from p(β | z_1 … z_b), which with a kernel
   that keeps p(z | D, β) invariant and all clients in every round is a Gibbs sampler for (β, z); φ stays a point.
-- The energy's ∇ log Z(β) is a mean over particles that the server moves by Langevin steps under β, round after round.
+- The energy's ∇ log Z(β) is a mean over particles that the server moves by steps of `mala` under β, round after round.
 - A client without examples sends nothing.
 """
 
@@ -60,6 +60,7 @@ from priory.models.model import Params
 
 Weights = Any
 Prior = Any  # Normal | Energy, by the static field `prior`
+BOUND_BATCHES = 8  # minibatches that a bound on the curvature is taken from
 SIGMA_MAX = 1e6  # where a draw of σ ends, for want of a prior
 
 
@@ -309,8 +310,7 @@ class FedPop:
     def predict(self, task: Task, posterior: Samples, x: Array, key: Key) -> Predictive:
         del key
         zs = _flat(posterior.z)
-        like = jax.tree.map(lambda leaf: leaf[0], zs)
-        return mixed.Mixed(task, posterior.phi, like).predict(zs, x)
+        return mixed.Mixed(task, posterior.phi, self._one(zs)).predict(zs, x)
 
     def draws(self, task: Task, posterior: Samples, key: Key, num: int) -> Params:
         """Networks drawn from a posterior with replacement, on axis 0."""
@@ -374,10 +374,12 @@ class FedPop:
         """What a client's chain samples; its curvature is bounded at z."""
         key_batch, key_power = jax.random.split(key)
         if self._samples_data:
-            factor = data.count / self.batch_size
-            seen = model.seen(data.batch(key_batch, self.batch_size))
+            factor, bound_rows = data.count / self.batch_size, BOUND_BATCHES * self.batch_size
+            seen = model.seen(data.batch(key_batch, bound_rows))
+            bound_factor = data.count / bound_rows
         else:
-            factor, seen = jnp.float32(1), model.seen_whole(data, self.batch_size)
+            factor = bound_factor = jnp.float32(1)
+            seen = model.seen_whole(data, self.batch_size)
 
         def log_likelihood(z: Weights, key: Key) -> Array:
             rows = model.seen(data.batch(key, self.batch_size)) if self._samples_data else seen
@@ -386,8 +388,8 @@ class FedPop:
         def log_density(z: Weights, key: Key) -> Array:
             return log_likelihood(z, key) + population.log_prob(beta, z)
 
-        precision = jax.tree.map(lambda sd: 1 / sd**2, population.sd(beta, z))
-        bound = model.curvature(z, seen, factor, precision, key_power)
+        precision = population.precision(beta, z)
+        bound = model.curvature(z, seen, bound_factor, precision, key_power)
         mean = sum(map(jnp.sum, jax.tree.leaves(precision)), jnp.float32(0)) / max(1, trees.size(precision))
         return Target(log_likelihood, log_density, bound, jnp.clip(1 - mean / bound, 0.0, 1.0))
 
@@ -446,8 +448,10 @@ class FedPop:
         if self.prior_draws:
             bounds = (self.sigma_min, SIGMA_MAX)
             beta = population.draw_given_score(key, beta, score, task.num_clients, hyper, bounds)
-            place = server.count % self.prior_draws
-            return beta, state, jax.tree.map(lambda all_, one: all_.at[place].set(one), crowd, beta)
+            # The oldest place, and with it those that were never filled.
+            places = jnp.arange(self.prior_draws)
+            is_new = (places == server.count % self.prior_draws) | (places > server.count)
+            return beta, state, jax.vmap(lambda is_new, old: trees.select(is_new, beta, old))(is_new, crowd)
         if self.prior == "energy":
             crowd = self._moved(beta, crowd, key)
             pull = jax.vmap(jax.grad(population.log_prob), in_axes=(None, 0))(beta, crowd)
@@ -459,20 +463,20 @@ class FedPop:
         return beta, state, crowd
 
     def _moved(self, beta: Energy, particles: Weights, key: Key) -> Weights:
-        """The particles after some Langevin steps under the energy's prior."""
+        """The particles after some steps of a chain on the energy's prior."""
 
-        def one(place: tuple[Weights, Key]) -> Weights:
-            z, key = place
-            key_size, key_chain = jax.random.split(key)
+        def log_density(z: Weights, key: Key) -> Array:
+            del key
+            return population.log_prob(beta, z)
 
-            def density(z: Weights, key: Key) -> Array:
-                del key
-                return population.log_prob(beta, z)
+        like = self._one(particles)
+        steepest = jnp.stack([jnp.max(leaf) for leaf in jax.tree.leaves(population.precision(beta, like))]).max()
+        gamma = kernels.step_size_for("mala", steepest, trees.size(like))
 
-            gamma = kernels.step_size_for("ula", kernels.curvature(density, z, key_size))
-            return kernels.sample("ula", density, z, gamma, key_chain, num_steps=self.steps, burn_in=0).last
+        def one(z: Weights, key: Key) -> Weights:
+            return kernels.sample("mala", log_density, z, gamma, key, num_steps=self.steps).last
 
-        return jax.lax.map(one, (particles, jax.random.split(key, self.particles)))
+        return jax.vmap(one)(particles, jax.random.split(key, self.particles))
 
     def _step_size(self, target: Target, z: Weights) -> Array:
         chosen = kernels.step_size_for(self.kernel, target.bound, trees.size(z)) if self.gamma is None else self.gamma
@@ -484,6 +488,9 @@ class FedPop:
 
     def _prior_optimiser(self) -> Optimiser:
         return replace(self.optimiser, step_size=self.prior_step_size, weight_decay=0.0)
+
+    def _one(self, zs: Weights) -> Weights:
+        return jax.tree.map(lambda leaf: leaf[0], zs)
 
     def _like(self, task: Task) -> Weights:
         """The shapes of the random effects."""
