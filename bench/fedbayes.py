@@ -101,7 +101,7 @@ TABLES = {
     "tol": Table(
         "mnist",
         "small",
-        {f"{tol}": (f"sfedbayes:inclusion=0.5,tol={tol}", {}) for tol in (0.0, 0.3, 0.45, 0.5)},
+        {f"{tol}": (f"sfedbayes:inclusion=0.5,tol={tol}", {}) for tol in (0.0, 0.3, 0.45, 0.48, 0.49, 0.5)},
         rounds=100,
         more=UPLINK,
     ),
