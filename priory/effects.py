@@ -17,11 +17,11 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from priory.core import rng, trees
+from priory.core import trees
 from priory.core.errors import UsageError
-from priory.core.rng import Key, Stream
+from priory.core.rng import Key
 from priory.core.struct import struct
-from priory.evaluate import current_client, for_each, personal_posterior
+from priory.evaluate import evaluated_posterior, for_each
 from priory.fed import method as protocols
 from priory.fed.method import Task
 from priory.fed.shard import Shards
@@ -173,11 +173,8 @@ def effects_of_clients(
 
     def one(shared: tuple, place: tuple[Array, Array, Any]) -> Summaries:
         method, settled, task, down, train, root, t, level = shared
-        client_id, has_joined, client = place
-        key_post = jax.random.split(rng.key(root, Stream.EVALUATION, t, client_id), 3)[0]  # as in `tally_clients`
-        client = current_client(method, task, down, root, client_id, has_joined, client, batched=batch > 1)
-        data = train.of(client_id)
-        posterior = personal_posterior(method, settled, task, down, client, data, key_post, visits=0)
+        problem = (method, settled, task, down, train, root, t)
+        posterior, *_ = evaluated_posterior(*problem, place, visits=0, batched=batch > 1)
         return _summarise(method.effects(task, posterior), level, keep)
 
     shared = (method, settled, task, down, train, root, t, level)

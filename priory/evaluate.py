@@ -66,11 +66,9 @@ def tally_clients(
 
     def one(shared: tuple, place: tuple[Array, Array, Any]) -> ClientTallies:
         method, settled, task, down, train, held, root, t = shared
-        client_id, has_joined, client = place
-        key_post, key_personal, key_global = jax.random.split(rng.key(root, Stream.EVALUATION, t, client_id), 3)
-        data, test = train.of(client_id), held.of(client_id)
-        client = current_client(method, task, down, root, client_id, has_joined, client, batched=batch > 1)
-        posterior = personal_posterior(method, settled, task, down, client, data, key_post, visits)
+        problem = (method, settled, task, down, train, root, t)
+        posterior, key_personal, key_global = evaluated_posterior(*problem, place, visits=visits, batched=batch > 1)
+        data, test = train.of(place[0]), held.of(place[0])
         personal = tally(method, task, posterior, test, key_personal)
         if not isinstance(method, Population):
             return ClientTallies(personal, None)
@@ -119,6 +117,27 @@ def evidence_of_clients(
 def evidence_of_server(settled: Any, task: Task, down: Any) -> Array:
     """The evidence that belongs to no client, −KL(q(φ) ‖ p(φ)) in nats."""
     return settled.server_evidence(task, down)
+
+
+def evaluated_posterior(
+    method: Any,
+    settled: Any,
+    task: Task,
+    down: Any,
+    train: Shards,
+    root: Key,
+    t: Array,
+    place: tuple[Array, Array, Any],
+    *,
+    visits: int,
+    batched: bool,
+) -> tuple[Any, Key, Key]:
+    """The posterior of the client at a place (id, whether it joined, state), and keys for what is done with it."""
+    client_id, joined, client = place
+    key_post, key_personal, key_global = jax.random.split(rng.key(root, Stream.EVALUATION, t, client_id), 3)
+    client = current_client(method, task, down, root, client_id, joined, client, batched=batched)
+    posterior = personal_posterior(method, settled, task, down, client, train.of(client_id), key_post, visits)
+    return posterior, key_personal, key_global
 
 
 def current_client(
@@ -213,7 +232,7 @@ def _over_batches(step: Callable[[Result, Batch, Key], Result], start: Result, d
     def one(i: Array, total: Result) -> Result:
         return step(total, data.take(order, i, size), jax.random.fold_in(key, i))
 
-    return lax.fori_loop(0, (data.count + size - 1) // size, one, start)
+    return lax.fori_loop(0, data.num_batches(size), one, start)
 
 
 def for_each(one: Callable[[Any, Any], Result], shared: Any, places: Any, mesh: Mesh, batch: int) -> Result:

@@ -148,7 +148,7 @@ def each_batch(step: Callable[[Carry, Batch, Key], Carry], carry: Carry, data: S
 
         return jax.lax.fori_loop(0, work.steps, draw, carry)
 
-    num_batches = (data.count + work.batch_size - 1) // work.batch_size
+    num_batches = data.num_batches(work.batch_size)
 
     def epoch(e: Array, carry: Carry) -> Carry:
         order = data.order(jax.random.fold_in(key_data, e))
@@ -201,4 +201,4 @@ def total_nll(task: Task, params: Params, data: Shard, batch_size: int) -> Array
         batch = data.take(order, i, batch_size)
         return total + jnp.sum(batch.mask) * task.nll(params, batch)[0]
 
-    return jax.lax.fori_loop(0, (data.count + batch_size - 1) // batch_size, step, jnp.float32(0))
+    return jax.lax.fori_loop(0, data.num_batches(batch_size), step, jnp.float32(0))

@@ -143,7 +143,11 @@ def point(outputs: Array) -> Predictive:
 
 def equally(task: Task, networks: Params, x: Array) -> Predictive:
     """The predictive of networks on axis 0 that count equally."""
-    outputs = jax.lax.map(lambda params: task.model.apply(params, x)[0], networks)
+    return even_mixture(jax.lax.map(lambda params: task.model.apply(params, x)[0], networks))
+
+
+def even_mixture(outputs: Array) -> Predictive:
+    """The predictive of components (axis 0) that count equally."""
     return Predictive(outputs, jnp.full(outputs.shape[:2], -jnp.log(outputs.shape[0])))
 
 

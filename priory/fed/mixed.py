@@ -16,7 +16,7 @@ from priory.bayes import kernels
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import replace
-from priory.fed.method import Predictive, Task
+from priory.fed.method import Predictive, Task, even_mixture
 from priory.fed.shard import Batch, Shard
 from priory.models import features
 from priory.models.model import Params
@@ -62,7 +62,7 @@ class Mixed:
         parts = -(-data.capacity // batch_size)
         start = jnp.zeros((parts, *shape.shape), shape.dtype)
         # Only as many as the client has: a small one costs what it has, whoever else is there.
-        found = jax.lax.fori_loop(0, _parts(data, batch_size), lambda i, all_: all_.at[i].set(part(i)), start)
+        found = jax.lax.fori_loop(0, data.num_batches(batch_size), lambda i, all_: all_.at[i].set(part(i)), start)
         return replace(whole, x=found.reshape(parts * batch_size, -1)[: data.capacity])
 
     def outputs(self, z: Weights, x: Array) -> Array:
@@ -112,15 +112,14 @@ class Mixed:
             gradient, stats = self._gradient(zs, stats, batch, jax.random.fold_in(key, i))
             return trees.add(total, gradient), stats
 
-        gradient, stats = jax.lax.fori_loop(0, _parts(data, batch_size), add, start)
+        gradient, stats = jax.lax.fori_loop(0, data.num_batches(batch_size), add, start)
         return gradient, Params(self.phi.weights, stats)
 
     def predict(self, zs: Weights, x: Array) -> Predictive:
         """The mixture of networks with random effects zs (axis 0), which count equally."""
         if self.split is not None:
             x = self.split.features(self.phi, self.like, x)[0]
-        outputs = jax.lax.map(lambda z: self.outputs(z, x), zs)
-        return Predictive(outputs, jnp.full(outputs.shape[:2], -jnp.log(outputs.shape[0])))
+        return even_mixture(jax.lax.map(lambda z: self.outputs(z, x), zs))
 
     def _gradient(self, zs: Weights, stats: Any, batch: Batch, key: Key) -> tuple[Weights, Any]:
         def mean(weights: Weights) -> tuple[Array, Any]:
@@ -141,7 +140,3 @@ class Mixed:
 
     def _with(self, z: Weights) -> Params:
         return Params(trees.merge(z, self.phi.weights), self.phi.stats)
-
-
-def _parts(data: Shard, batch_size: int) -> Array:
-    return (data.count + batch_size - 1) // batch_size

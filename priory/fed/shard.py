@@ -81,6 +81,10 @@ class Shard:
         """The number of examples, as a traced integer."""
         return jnp.sum(self.lengths)
 
+    def num_batches(self, size: int) -> Array:
+        """How many batches of that size hold all examples, the last one perhaps in part."""
+        return (self.count + size - 1) // size
+
     def row(self, position: Array) -> Array:
         """The pool rows of positions 0 … count − 1."""
         if self.start.shape[0] == 1:

@@ -31,7 +31,6 @@ What the paper leaves open, and what is done here (docs/methods/fedhb.md has the
 - The `loss` in the metrics is that of network and gate together. A client without examples sends nothing.
 """
 
-import math
 from typing import Any, Literal
 
 import jax
@@ -47,7 +46,7 @@ from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser, Pull, Work, fit, total_nll
-from priory.fed.method import Info, Message, Predictive, Task
+from priory.fed.method import Info, Message, Predictive, Task, even_mixture
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
@@ -255,7 +254,7 @@ class FedHBMixture:
         del key
         outputs = jax.lax.map(lambda w: task.model.apply(Params(w, posterior.stats), x)[0], posterior.networks)
         if posterior.gate is None:
-            return Predictive(outputs, jnp.full(outputs.shape[:2], -math.log(outputs.shape[0])))
+            return even_mixture(outputs)
         logits = self._logits(task.model.apply(posterior.gate, x)[0])
         return Predictive(outputs, jax.nn.log_softmax(logits).T)  # eq. (82)
 

@@ -55,7 +55,7 @@ from priory.fed import mixed
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser
 from priory.fed.method import Info, Message, Predictive, Task
-from priory.fed.shard import Shard
+from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
 Weights = Any
@@ -162,7 +162,7 @@ class FedPop:
         optimiser: Server's optimiser, of φ and β.
     """
 
-    kernel: Literal["ula", "sgld", "mala", "hmc", "nuts", "psgld", "map"] = static(default="ula")
+    kernel: kernels.Kind = static(default="ula")
     gamma: float | None = None
     leapfrog: int = static(default=10)
     steps: int = static(default=10)
@@ -247,7 +247,8 @@ class FedPop:
         key_start, key_size, key_chain, key_score, key_body = jax.random.split(key, 5)
         start = client if self.stateful else self._from_prior(down, key_start)
         model = mixed.Mixed(task, Params(down.phi, down.stats), start)
-        target = self._target(model, down.beta, start, data, key_size)
+        key_rows, key_bound = jax.random.split(key_size)
+        target = self._target(model, self._rows(model, data, key_rows), down.beta, start, data, key_bound)
         gamma = self._step_size(target, start)
         how = {"num_steps": self.steps, "burn_in": self.burn_in, "leapfrog": self.leapfrog}
         chain = kernels.sample(self.kernel, target.log_density, start, gamma, key_chain, **how)  # lines 10 to 15
@@ -291,9 +292,11 @@ class FedPop:
 
         def chain(start: Weights, key_size: Key, key: Key) -> Weights:
             model = mixed.Mixed(task, phi, start)
+            key_rows, key_bound = jax.random.split(key_size)
+            rows = self._rows(model, data, key_rows)
             if self.prior_draws:
-                return self._over_priors(model, down.crowd, start, data, key_size, key)
-            target = self._target(model, down.beta, start, data, key_size)
+                return self._over_priors(model, rows, down.crowd, start, data, key_bound, key)
+            target = self._target(model, rows, down.beta, start, data, key_bound)
             gamma = self._step_size(target, start)
             how = {"num_steps": self.warm_up + self.samples * self.thin, "burn_in": self.warm_up}
             how |= {"thin": self.thin, "leapfrog": self.leapfrog}
@@ -370,26 +373,28 @@ class FedPop:
     def _samples_data(self) -> bool:
         return self.kernel in ("sgld", "psgld")
 
-    def _target(self, model: mixed.Mixed, beta: Prior, z: Weights, data: Shard, key: Key) -> Target:
-        """What a client's chain samples; its curvature is bounded at z."""
-        key_batch, key_power = jax.random.split(key)
+    def _rows(self, model: mixed.Mixed, data: Shard, key: Key) -> Batch:
+        """All examples of a client, or for a kernel that draws some, those that its curvature is bounded by."""
         if self._samples_data:
-            factor, bound_rows = data.count / self.batch_size, BOUND_BATCHES * self.batch_size
-            seen = model.seen(data.batch(key_batch, bound_rows))
-            bound_factor = data.count / bound_rows
-        else:
-            factor = bound_factor = jnp.float32(1)
-            seen = model.seen_whole(data, self.batch_size)
+            return model.seen(data.batch(key, BOUND_BATCHES * self.batch_size))
+        return model.seen_whole(data, self.batch_size)
+
+    def _target(self, model: mixed.Mixed, rows: Batch, beta: Prior, z: Weights, data: Shard, key: Key) -> Target:
+        """What a client's chain samples; its curvature is bounded at z."""
+        factor = bound_factor = jnp.float32(1)
+        if self._samples_data:
+            factor = data.count / self.batch_size
+            bound_factor = factor / BOUND_BATCHES
 
         def log_likelihood(z: Weights, key: Key) -> Array:
-            rows = model.seen(data.batch(key, self.batch_size)) if self._samples_data else seen
-            return factor * model.log_likelihood(z, rows)
+            seen = model.seen(data.batch(key, self.batch_size)) if self._samples_data else rows
+            return factor * model.log_likelihood(z, seen)
 
         def log_density(z: Weights, key: Key) -> Array:
             return log_likelihood(z, key) + population.log_prob(beta, z)
 
         precision = population.precision(beta, z)
-        bound = model.curvature(z, seen, bound_factor, precision, key_power)
+        bound = model.curvature(z, rows, bound_factor, precision, key)
         mean = sum(map(jnp.sum, jax.tree.leaves(precision)), jnp.float32(0)) / max(1, trees.size(precision))
         return Target(log_likelihood, log_density, bound, jnp.clip(1 - mean / bound, 0.0, 1.0))
 
@@ -413,13 +418,13 @@ class FedPop:
         return jax.tree.map(lambda a, b: target.share * a + (1 - target.share) * b, centred, other)
 
     def _over_priors(
-        self, model: mixed.Mixed, betas: Normal, start: Weights, data: Shard, key_size: Key, key: Key
+        self, model: mixed.Mixed, rows: Batch, betas: Normal, start: Weights, data: Shard, key_bound: Key, key: Key
     ) -> Weights:
         """One draw of z under each draw of β, the chain going on from one to the next."""
 
         def one(z: Weights, place: tuple[Any, Array]) -> tuple[Weights, Weights]:
             beta, i = place
-            target = self._target(model, beta, z, data, jax.random.fold_in(key_size, i))
+            target = self._target(model, rows, beta, z, data, jax.random.fold_in(key_bound, i))
             how = {"num_steps": self.steps, "burn_in": self.steps - 1, "leapfrog": self.leapfrog}
             gamma = self._step_size(target, z)
             z = kernels.sample(self.kernel, target.log_density, z, gamma, jax.random.fold_in(key, i), **how).last

@@ -16,6 +16,7 @@ from scipy.special import digamma
 from priory.bayes import niw
 from priory.bayes.niw import NIW, Observed
 from priory.core import trees
+from tests.monte_carlo import assert_mean
 
 NUM = 20_000
 BLOCKS = {"joint": 2, "factorised": 1}  # sizes of the covariance of two weights
@@ -66,12 +67,6 @@ def log_prob(p, mu, sigma):
         mahalanobis = p.strength * np.einsum("ni,nij,nj->n", away, np.linalg.inv(s), away)
         total += -0.5 * (mahalanobis + p.dim * np.log(2 * np.pi / p.strength) + np.linalg.slogdet(s)[1])
     return total
-
-
-def assert_mean(draws, value, standard_errors=5.0):
-    """The mean over axis 0 is the value but for Monte-Carlo error."""
-    error = np.std(draws, axis=0) / math.sqrt(len(draws))
-    assert np.all(np.abs(np.mean(draws, axis=0) - value) < standard_errors * error + 1e-12)
 
 
 @each_dim

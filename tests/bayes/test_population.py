@@ -15,6 +15,7 @@ from priory.bayes import population
 from priory.bayes.population import Energy, Normal
 from priory.core import trees
 from priory.core.errors import UsageError
+from tests.monte_carlo import assert_mean
 
 EFFECTS = {"a": jnp.array([0.5, -1.0]), "b": jnp.array([[2.0]])}
 MEAN = {"a": jnp.array([0.0, 1.0]), "b": jnp.array([[1.5]])}
@@ -32,12 +33,6 @@ def normal(shape):
     """Effects around MEAN, with three widths or one."""
     sd = {"a": jnp.array([0.5, 2.0]), "b": jnp.array([[1.2]])} if shape == "diagonal" else jnp.float32(0.7)
     return Normal(MEAN, jax.tree.map(jnp.log, sd))
-
-
-def assert_mean(draws, value, standard_errors=5.0):
-    """The mean over axis 0 is the value but for Monte-Carlo error."""
-    error = np.std(draws, axis=0) / math.sqrt(len(draws))
-    assert np.all(np.abs(np.mean(draws, axis=0) - value) < standard_errors * error + 1e-12)
 
 
 @each_shape
