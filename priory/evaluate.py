@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 from priory import metrics
 from priory.core import rng, trees
 from priory.core.rng import Key, Stream
-from priory.core.struct import struct
-from priory.fed.method import Population, Predictive, Task
+from priory.core.struct import replace, struct
+from priory.fed.method import Population, Predictive, Task, Unlabelled
 from priory.fed.shard import Batch, Shard, Shards
 from priory.metrics import RegressionTally, Tally
 from priory.models.likelihood import Categorical
@@ -34,13 +34,15 @@ class ClientTallies:
     Attributes:
         personal: Of the client's own posterior.
         population: Of the global model, None if the method has none.
+        unlabelled: Of the posterior from a newcomer's inputs alone; None if the method has none, and for participants.
     """
 
     personal: Tally | RegressionTally
     population: Tally | RegressionTally | None
+    unlabelled: Tally | RegressionTally | None = None
 
 
-@partial(jax.jit, static_argnames=("mesh", "visits", "batch"))
+@partial(jax.jit, static_argnames=("mesh", "visits", "arriving", "batch"))
 def tally_clients(
     method: Any,
     settled: Any,
@@ -56,12 +58,14 @@ def tally_clients(
     *,
     mesh: Mesh,
     visits: int = 0,
+    arriving: bool = False,
     batch: int = 1,
 ) -> ClientTallies:
     """The tallies of the clients on their held-out examples, their states stacked and shared out over the devices.
 
     `visits` is how often a client that never took part runs `client_update`, its message discarded, before it is
-    personalised; 0 for those that took part. It does so as `settled`, the method as the schedules left it.
+    personalised; 0 for those that took part. It does so as `settled`, the method as the schedules left it. `arriving`
+    clients are newcomers: the global model sees none of their data, and what their inputs alone give is scored as well.
     """
 
     def one(shared: tuple, place: tuple[Array, Array, Any]) -> ClientTallies:
@@ -70,11 +74,16 @@ def tally_clients(
         posterior, key_personal, key_global = evaluated_posterior(*problem, place, visits=visits, batched=batch > 1)
         data, test = train.of(place[0]), held.of(place[0])
         personal = tally(method, task, posterior, test, key_personal)
-        if not isinstance(method, Population):
-            return ClientTallies(personal, None)
-        key_choice, key_draw = jax.random.split(key_global)
-        chosen = method.population(task, down, data, key_choice)
-        return ClientTallies(personal, tally(method, task, chosen, test, key_draw))
+        population = unlabelled = None
+        if arriving and isinstance(method, Unlabelled):
+            key_global, key_infer, key_inferred = jax.random.split(key_global, 3)
+            inferred = method.infer(task, down, inputs_of(data), key_infer)
+            unlabelled = tally(method, task, inferred, test, key_inferred)
+        if isinstance(method, Population):
+            key_choice, key_draw = jax.random.split(key_global)
+            chosen = method.population(task, down, None if arriving else data, key_choice)
+            population = tally(method, task, chosen, test, key_draw)
+        return ClientTallies(personal, population, unlabelled)
 
     shared = (method, settled, task, down, train, held, root, t)
     return for_each(one, shared, (ids, joined, clients), mesh, batch)
@@ -159,6 +168,11 @@ def personal_posterior(
 
     client = lax.fori_loop(0, visits, visit, client)
     return method.personalise(task, down, client, data, key_post)
+
+
+def inputs_of(data: Shard) -> Shard:
+    """The shard without labels and their standard errors, so that nobody can read them."""
+    return replace(data, pool=replace(data.pool, y=None, scale=None))
 
 
 def tally(method: Any, task: Task, posterior: Any, data: Shard, key: Key) -> Tally | RegressionTally:

@@ -24,9 +24,17 @@ __all__ = [
     "score_line",
     "tuning_table",
     "value_at",
+    "ways_table",
 ]
 
 PLAIN_WIDTH = 100
+PARTS = {
+    "personal": "personal",
+    "global": "global",
+    "newcomers": "newcomers",
+    "newcomers_unlabelled": "newcomers, unlabelled",
+    "newcomers_global": "newcomers, no data",
+}
 CLASS_COLUMNS = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "brier": "Brier"}
 REGRESSION_COLUMNS = {"rmse": "RMSE", "nll": "NLL", "coverage_90": "coverage of 90 %"}
 SPREAD_COLUMNS = {"clients.mean": "client mean", "clients.worst": "worst client"}
@@ -74,15 +82,24 @@ def score_line(line: dict[str, Any], short: bool = False) -> str:
 
 
 def run_table(summary: dict[str, Any]) -> Table:
-    """The scores of a run, a row each for personal models, the global one and newcomers."""
+    """The scores of a run, a row each for personal models, the global one and the ways in of newcomers."""
     regression = _is_regression([summary])
     columns = (REGRESSION_COLUMNS if regression else CLASS_COLUMNS) | SPREAD_COLUMNS
     columns |= {"clients.p10": "90th percentile" if regression else "10th percentile"}
     table = _table("", *columns.values())
-    for part in ("personal", "global", "newcomers"):
+    for part, name_of_part in PARTS.items():
         if summary.get(part):
-            table.add_row(part, *(_number(value_at(summary[part], name)) for name in columns))
+            table.add_row(name_of_part, *(_number(value_at(summary[part], name)) for name in columns))
     return table if table.row_count else _table("no test examples")
+
+
+def ways_table(scores: dict[str, dict[str, Any]]) -> Table:
+    """The scores of one newcomer, a row for each way in."""
+    columns = REGRESSION_COLUMNS if "rmse" in next(iter(scores.values())) else CLASS_COLUMNS
+    table = _table("", *columns.values())
+    for way, found in scores.items():
+        table.add_row(way, *(_number(found[name]) for name in columns))
+    return table
 
 
 def run_lines(summary: dict[str, Any]) -> list[str]:
@@ -95,7 +112,7 @@ def run_lines(summary: dict[str, Any]) -> list[str]:
         down, up = _bytes(sent["down_bytes"]), _bytes(sent["up_bytes"])
         lines.append(f"{down} down and {up} up per client and round")
     lines.append(", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
-    scored = [summary[part] for part in ("personal", "global", "newcomers") if summary.get(part)]
+    scored = [summary[part] for part in PARTS if summary.get(part)]
     if any(scores["nll"] is None for scores in scored):
         lines.append("a score that is missing (–) was not finite: training diverged, and a lower --step-size may help")
     rejected = summary.get("extra", {}).get("rejected", {})
@@ -230,7 +247,7 @@ def _entry(text: str, name: str) -> str:
 
 
 def _is_regression(summaries: list[dict[str, Any]]) -> bool:
-    scored = [s[part] for s in summaries for part in ("personal", "global", "newcomers") if s.get(part)]
+    scored = [s[part] for s in summaries for part in PARTS if s.get(part)]
     return bool(scored) and "rmse" in scored[0]
 
 

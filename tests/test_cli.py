@@ -241,7 +241,9 @@ def test_a_switch_takes_no_value(typed, value):
     assert values["method"]["stateful"] is value
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "tune", "resume", "elbo", "effects", "methods", "datasets"])
+@pytest.mark.parametrize(
+    "command", ["run", "compare", "tune", "resume", "elbo", "effects", "onboard", "methods", "datasets"]
+)
 def test_every_command_has_help(command, capsys):
     assert main([command, "--help"]) == 0
     assert f"priory {command}" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import priory
@@ -26,6 +27,8 @@ def test_the_python_of_a_page_runs(page, monkeypatch, capsys):
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     """As they stand, but for the number of rounds and a model that compiles fast."""
     monkeypatch.chdir(tmp_path)
+    digits = priory.data.load("digits")
+    np.savez("clinic.npz", x=digits.x[:40], y=digits.y[:40])  # of a client that comes later
     text = (ROOT / "README.md").read_text()
     commands = re.findall(r"^\$ priory ([^#\n]*)", text, re.MULTILINE)
     assert {command.split()[0] for command in commands} == set(COMMANDS)

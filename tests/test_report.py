@@ -69,6 +69,27 @@ def test_the_table_of_a_run_shows_its_parts_and_only_those(capsys):
     assert rows[0] == ["personal", "0.900", "0.100", "0.050", "0.200", "0.900", "0.600", "0.700"]
 
 
+def test_the_ways_in_of_newcomers_have_rows_that_fit_a_hundred_columns(capsys):
+    summary = a_summary()
+    summary |= dict.fromkeys(("newcomers", "newcomers_unlabelled", "newcomers_global"), summary["personal"])
+    lines = shown(report.run_table(summary), capsys).splitlines()
+    names = ["personal", "global", "newcomers", "newcomers, unlabelled", "newcomers, no data"]
+    assert [line.split("  ")[0] for line in lines[1:]] == names
+    assert max(map(len, lines)) <= 100
+    assert len(lines) == 6  # nothing wraps
+
+
+def test_the_table_of_one_newcomer_has_a_row_for_each_way_and_no_spread(capsys):
+    scores = {"no data": {"rmse": 2.0, "nll": 1.5, "coverage_90": 0.8}}
+    scores |= {"inputs and labels": {"rmse": 1.0, "nll": None, "coverage_90": 0.9}}
+    lines = shown(report.ways_table(scores), capsys).splitlines()
+    assert lines[0].split() == ["RMSE", "NLL", "coverage", "of", "90", "%"]
+    assert [line.split() for line in lines[1:]] == [
+        ["no", "data", "2.000", "1.500", "0.800"],
+        ["inputs", "and", "labels", "1.000", "–", "0.900"],
+    ]
+
+
 def test_the_table_of_a_regression_has_its_own_scores(capsys):
     summary = a_summary()
     spread = {"mean": 1.0, "worst": 3.0, "p10": 2.0}

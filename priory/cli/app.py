@@ -88,6 +88,12 @@ def _effects(argv: Sequence[str]) -> int:
     return effects.effects(argv)
 
 
+def _onboard(argv: Sequence[str]) -> int:
+    from priory.cli import onboard
+
+    return onboard.onboard(argv)
+
+
 def _methods(argv: Sequence[str]) -> int:
     from priory.cli import listings
 
@@ -107,6 +113,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "resume": ("go on with a run from its last checkpoint", _resume),
     "elbo": ("bound the evidence of a run from below, where its method can", _elbo),
     "effects": ("print the random effects of a run's clients, where its method has any", _effects),
+    "onboard": ("give a client that comes later a model: from its labels, its inputs alone, or nothing", _onboard),
     "methods": ("list the methods: paper, what stays on the client, what travels", _methods),
     "datasets": ("list the data sets", _datasets),
 }

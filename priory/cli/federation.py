@@ -19,7 +19,8 @@ class DataFlags:
 
     Attributes:
         data: Name of a data set (see `priory datasets`), or the path of a .csv or .npz (x, y, client) file.
-        partition: iid, dirichlet:A, shards:S, classes:K, classes:K:paired or natural; by default natural, else iid.
+        partition: iid, dirichlet:A, dirichlet:A:coarse, shards:S, classes:K, classes:K:paired or natural; by default
+            natural, else iid.
         clients: N, how many clients; all natural ones by default.
         data_seed: Seed of partition, splits and transforms; the same federation whatever the seed of the run.
         test: Fraction of each client's rows that test it, where the data have no test part of their own.

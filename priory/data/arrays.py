@@ -96,26 +96,32 @@ def dataset(
 
 def from_npz(path: str, *, task: str | None = None, scaling: str | None = None) -> Dataset:
     """The data set in a .npz file with arrays x, y and, as wanted, client, scale, group, classes."""
+    arrays = read_npz(path, needed=("x", "y"))
+    named = tuple(map(str, arrays.pop("classes", ())))
+    return dataset(
+        arrays.pop("x"), arrays.pop("y"), classes=named, task=task, scaling=scaling, name=Path(path).stem, **arrays
+    )
+
+
+def read_npz(path: str, needed: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The arrays of a .npz file whose names mean something here, those needed among them."""
     try:
         with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files if key in KEYS}
             found = file.files
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist; give the path of a .npz file.") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(
             f"{path} cannot be read ({reason}); write it with numpy.savez(path, x=x, y=y, client=client)."
         ) from None
-    for key in ("x", "y"):
+    for key in needed:
         if key not in arrays:
             raise UsageError(
-                f"{path} has no array {key!r}, only {checks.listing(found)}; save it with x, y and client."
+                f"{path} has no array {key!r}, only {checks.listing(found) or 'nothing'}; save it with x, y and client."
             )
-    named = tuple(map(str, arrays.pop("classes", ())))
-    return dataset(
-        arrays.pop("x"), arrays.pop("y"), classes=named, task=task, scaling=scaling, name=Path(path).stem, **arrays
-    )
+    return arrays
 
 
 def pixel_scaling(

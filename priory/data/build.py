@@ -88,8 +88,8 @@ def _natural(dataset: Dataset, wanted: Plan) -> Deal:
 def _dealt(dataset: Dataset, wanted: Plan) -> Deal:
     assert wanted.clients is not None
     clients = tuple(map(str, range(wanted.clients)))
-    num_classes = dataset.num_classes or 1
-    label, official, rng = _label(dataset), dataset.official_test, stream(wanted.seed, Purpose.DEAL)
+    label, num_classes = _dealt_by(dataset, wanted)
+    official, rng = dataset.official_test, stream(wanted.seed, Purpose.DEAL)
     if wanted.per_class is not None:
         owner, is_test = partition.deal_per_class(
             wanted.partition, label, wanted.clients, dataset.classes, wanted.per_class, rng
@@ -114,6 +114,18 @@ def _dealt(dataset: Dataset, wanted: Plan) -> Deal:
         _check_enough(dataset, wanted.clients, len(label), wanted.least_rows)
         owner = partition.deal(wanted.partition, label, wanted.clients, num_classes, wanted.least_rows, rng)
     return Deal(owner, _test_part(dataset, owner, dataset.group, wanted), dataset.group, clients, {})
+
+
+def _dealt_by(dataset: Dataset, wanted: Plan) -> tuple[np.ndarray, int]:
+    """(rows,) the class that a row is dealt by, and how many there are."""
+    if not wanted.partition.coarse:
+        return _label(dataset), dataset.num_classes or 1
+    if dataset.coarse is None:
+        fine = str(wanted.partition).removesuffix(":coarse")
+        raise UsageError(
+            f"partition '{wanted.partition}' deals coarse classes, and {dataset.name} has none; write '{fine}'."
+        )
+    return dataset.coarse, int(dataset.coarse.max()) + 1
 
 
 def _check_enough(dataset: Dataset, clients: int, available: int, least: int, what: str = "examples") -> None:

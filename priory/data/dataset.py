@@ -37,6 +37,7 @@ class Dataset:
         y: (examples,) int32 labels from 0, or float32 targets.
         num_classes: None for regression.
         client: (examples,) codes into `clients`, the natural clients, or None.
+        coarse: (examples,) int32 coarse classes from 0, or None.
         group: (examples,) codes into `groups`; rows of one group never fall on both sides of a split.
         scale: (examples,) known standard error of each target.
         official_test: (examples,) bool, the test part that the data came with.
@@ -55,6 +56,7 @@ class Dataset:
     classes: tuple[str, ...] = ()
     client: np.ndarray | None = None
     clients: tuple[str, ...] = ()
+    coarse: np.ndarray | None = None
     group: np.ndarray | None = None
     groups: tuple[str, ...] = ()
     scale: np.ndarray | None = None
@@ -83,8 +85,8 @@ class Dataset:
         """A federation of these rows; the same arguments give the same bytes.
 
         Args:
-            spec: 'iid', 'dirichlet:A', 'shards:S', 'classes:K', 'classes:K:paired' or 'natural'; by default natural
-                where the data have clients, else iid.
+            spec: 'iid', 'dirichlet:A', 'dirichlet:A:coarse', 'shards:S', 'classes:K', 'classes:K:paired' or 'natural';
+                by default natural where the data have clients, else iid.
             clients: How many; by default all natural clients. Fewer natural clients are drawn at random.
             test: Fraction of each client's rows, stratified; not used where the data have an official test part.
             validation: Fraction of each client's training part; the test part stays as it was.

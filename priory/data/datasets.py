@@ -180,6 +180,7 @@ def _images(name: str, scaling: str | None) -> Dataset:
         classes=tuple(CLASSES.get(name, map(str, range(num_classes)))),
         client=client,
         clients=clients,
+        coarse=parts.get("coarse"),
         official_test=np.arange(len(y)) >= len(parts["x_train"]) if len(test) else None,
         pixel_max=pixels.pixel_max,
         shift=shift,
@@ -223,6 +224,8 @@ def _read_cifar(content: bytes) -> dict[str, np.ndarray]:
             pixels[:, 2] += pixels[:, 1]
             result[f"x_{part}"] = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
             result[f"y_{part}"] = file[f"y_{part}"]
+        if "coarse_train" in file:
+            result["coarse"] = np.concatenate([file["coarse_train"], file["coarse_test"]]).astype(np.int32)
     return result
 
 

@@ -1,12 +1,13 @@
 """Partitions: which client owns which row.
 
-    iid               shuffled and cut into equal parts
-    dirichlet:A       each class is shared out over the clients by a draw from Dirichlet(A, ..., A)
-    shards:S          each class is cut into S N / C equal shards, and a shuffled list of classes deals S to each client
-                      (Oh et al., FedBABU, ICLR 2022, arXiv:2106.06042, and its code); two may be of one class
-    classes:K         each client holds K different classes, drawn at random so that every class has as many holders
-    classes:K:paired  client u holds the classes (K u + j) mod C, j < K (the split of the pFedBayes experiments)
-    natural           the clients the data came with
+    iid                 shuffled and cut into equal parts
+    dirichlet:A         each class is shared out over the clients by a draw from Dirichlet(A, ..., A)
+    dirichlet:A:coarse  the same of the coarse classes, where the data have any (CIFAR-100)
+    shards:S            each class is cut into S N / C equal shards, and a shuffled list of classes deals S to each
+                        client (Oh et al., FedBABU, ICLR 2022, arXiv:2106.06042, and its code); two may be of one class
+    classes:K           each client holds K different classes, drawn at random so that every class has as many holders
+    classes:K:paired    client u holds the classes (K u + j) mod C, j < K (the split of the pFedBayes experiments)
+    natural             the clients the data came with
 
 A class is shared equally among its holders. An official test part follows the training part: each client's share of
 a class in the test part is its share in the training part, so nobody is tested on a class it never saw.
@@ -21,7 +22,8 @@ from priory.data import checks
 
 __all__ = ["KINDS", "Partition", "deal", "deal_alike", "deal_per_class", "parse"]
 
-KINDS = ("iid", "dirichlet:A", "shards:S", "classes:K", "classes:K:paired", "natural")
+KINDS = ("iid", "dirichlet:A", "dirichlet:A:coarse", "shards:S", "classes:K", "classes:K:paired", "natural")
+VARIANTS = {"classes": "paired", "dirichlet": "coarse"}  # words that may end a partition
 EXAMPLES = {"dirichlet": "dirichlet:0.3", "shards": "shards:5", "classes": "classes:2"}
 SWEEPS = 30  # pairwise trades that randomise `classes:K`; after a handful the start is forgotten
 
@@ -33,31 +35,32 @@ class Partition:
     kind: str
     value: float = 0.0
     paired: bool = False
+    coarse: bool = False
 
     def __str__(self) -> str:
         number = "" if self.kind in ("iid", "natural") else f":{self.value!r}".removesuffix(".0")
-        return self.kind + number + (":paired" if self.paired else "")
+        return self.kind + number + (f":{VARIANTS[self.kind]}" if self.paired or self.coarse else "")
 
 
 def parse(spec: str) -> Partition:
     """The partition that a text such as `dirichlet:0.3` names."""
     kind, *arguments = str(spec).split(":")
-    forms = {form.split(":")[0]: form for form in KINDS if not form.endswith(":paired")}
+    forms = {form.split(":")[0]: form for form in KINDS if form.count(":") < 2}
     if kind not in forms:
         raise checks.unknown("partition", str(spec), KINDS)
     if kind in ("iid", "natural"):
         if arguments:
             raise UsageError(f"partition {spec!r} has an argument, and {kind} takes none; write {kind!r}.")
         return Partition(kind)
-    paired = kind == "classes" and arguments[1:] == ["paired"]
-    if len(arguments) != 1 + paired:
-        forms["classes"] += "' or 'classes:K:paired"
+    varied = kind in VARIANTS and arguments[1:] == [VARIANTS[kind]]
+    if len(arguments) != 1 + varied:
+        forms |= {one: f"{forms[one]}' or '{forms[one]}:{word}" for one, word in VARIANTS.items()}
         raise UsageError(f"partition {spec!r} is malformed; write '{forms[kind]}' with a positive number.")
     remedy = f"write for example {EXAMPLES[kind]!r}"
     value = checks.number(
         arguments[0], float if kind == "dirichlet" else int, where=f"partition {spec!r}", remedy=remedy
     )
-    return Partition(kind, value, paired)
+    return Partition(kind, value, paired=varied and kind == "classes", coarse=varied and kind == "dirichlet")
 
 
 def deal(

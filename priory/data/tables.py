@@ -85,6 +85,14 @@ def fit_encoder(features: tuple[Feature, ...], raw: np.ndarray) -> Encoder:
 
 def from_csv(path: str, *, target: str | None, client: str | None = None, **columns: Any) -> Dataset:
     """The table in a CSV file, as `from_frame` reads it."""
+    frame = read_csv(path, used=[target, client, *columns.get("drop", ())])
+    if target is None:
+        raise UsageError(f"{path} needs target=, the column to predict; its columns are {checks.listing(frame)}.")
+    return from_frame(frame, target=target, client=client, name=Path(path).stem, **columns)
+
+
+def read_csv(path: str, used: Sequence[str | None] = ()) -> "pd.DataFrame":
+    """The table in a CSV file whose every column has a name, or is `used` though it has none."""
     import pandas as pd
 
     try:
@@ -98,10 +106,8 @@ def from_csv(path: str, *, target: str | None, client: str | None = None, **colu
     except (OSError, ValueError, pd.errors.ParserError) as error:  # a UnicodeDecodeError is a ValueError
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"{path} cannot be read as CSV ({reason}); save it as comma-separated UTF-8 text.") from None
-    _check_header(path, [str(name) for name in header.iloc[0]], [target, client, *columns.get("drop", ())])
-    if target is None:
-        raise UsageError(f"{path} needs target=, the column to predict; its columns are {checks.listing(frame)}.")
-    return from_frame(frame, target=target, client=client, name=Path(path).stem, **columns)
+    _check_header(path, [str(name) for name in header.iloc[0]], used)
+    return frame
 
 
 def from_frame(

@@ -20,11 +20,13 @@ from priory.core.rng import Key, Stream
 from priory.data import Federation
 from priory.effects import Effects, arviz, check_effects, inference_data
 from priory.engine.settings import Settings
-from priory.evaluate import current_client, personal_posterior
-from priory.fed.method import AdviceWarning, Evidence, Population, Predictive, Task
+from priory.evaluate import current_client, personal_posterior, tally
+from priory.fed.method import AdviceWarning, Evidence, Population, Predictive, Task, Unlabelled
 from priory.fed.shard import Pool, Shard, Shards
 from priory.metrics import RegressionScores, Scores
 from priory.models.likelihood import Categorical
+
+NEWCOMERS = ("newcomers", "newcomers_unlabelled", "newcomers_global")  # with labels, with inputs alone, with nothing
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,8 @@ class PersonalModel:
             scale: Standard errors, where they come with the data.
             encoded: That an array holds rows of the federation's own `x` of a table.
         """
-        x = self.federation.read_inputs(x, encoded)
-        pool = Pool(jnp.asarray(x), None, None, jnp.asarray(self.federation.shift), jnp.asarray(self.federation.factor))
-        rows = jnp.arange(len(x))
-        predictive = _predict(self.method, self.task, self.posterior, pool.rows(rows, jnp.ones(len(x))).x, self.key)
+        inputs = _shard_of(self.federation, x, None, None, encoded).padded().x
+        predictive = _predict(self.method, self.task, self.posterior, inputs, self.key)
         if isinstance(self.task.likelihood, Categorical):
             probabilities = np.exp(metrics.mixture_log_probs(predictive.outputs, predictive.log_weights))
             classes = self.federation.classes
@@ -92,6 +92,14 @@ class PersonalModel:
         mean, sd = self.task.likelihood.mean_and_scale(predictive.outputs, scale)  # type: ignore[attr-defined]
         centre, spread = metrics.mixture_mean_and_sd(mean, sd, predictive.log_weights)
         return Prediction(None, None, np.asarray(centre), np.asarray(spread), (), predictive)
+
+    def score(self, x: Any, y: Any, scale: Any = None, encoded: bool = False) -> Scores | RegressionScores:
+        """The scores on labelled examples that the model was not made from; arguments as for `predict`."""
+        data = _shard_of(self.federation, x, y, scale, encoded)
+        sums = _tally(self.method, self.task, self.posterior, data, self.key)
+        found = metrics.summarise(jax.tree.map(lambda leaf: leaf[None], sums))
+        assert found is not None  # no examples at all have been refused
+        return found
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,9 @@ class Run:
         completed: Rounds done.
         personal: Scores of the clients' own models on their own test examples; None without any.
         population: Scores of the global model; None if the method has none.
-        newcomers: Scores of held-out clients after onboarding; None without any.
+        newcomers: Scores of held-out clients after onboarding with labels; None without any.
+        newcomers_unlabelled: Of what their training inputs alone give; None if the method cannot use these.
+        newcomers_global: Of the global model, which has seen nothing of them; None if the method has none.
         history: A line for each evaluation, as in metrics.jsonl.
         communication: Bytes down and up for each client and round.
         seconds: Spent compiling, training, evaluating.
@@ -139,6 +149,8 @@ class Run:
     personal: Scores | RegressionScores | None
     population: Scores | RegressionScores | None
     newcomers: Scores | RegressionScores | None
+    newcomers_unlabelled: Scores | RegressionScores | None
+    newcomers_global: Scores | RegressionScores | None
     history: list[dict[str, Any]] = field(repr=False)
     communication: dict[str, int | None]
     seconds: dict[str, float]
@@ -169,18 +181,19 @@ class Run:
         """What the personal model of a client says about raw inputs; arguments as for `PersonalModel.predict`."""
         return self.client(client).predict(x, scale, encoded)
 
-    def onboard(self, x: Any, y: Any = None, scale: Any = None, encoded: bool = False) -> PersonalModel:
-        """The personal model of a client that never took part, from its raw inputs and labels as the data have them."""
-        x = self.federation.read_inputs(x, encoded)
+    def onboard(self, x: Any = None, y: Any = None, scale: Any = None, encoded: bool = False) -> PersonalModel:
+        """The personal model of a client that never took part, from what it has.
+
+        With raw inputs and labels, as the data have them, it learns as a participant would. Inputs alone serve a method
+        with `infer`; with any other, and without data, the client gets the model of the population.
+        """
+        if x is None:
+            if y is not None:
+                raise UsageError("y was given without x, and labels belong to inputs; give both, or neither.")
+            return self._of_population("data", "x and y")
+        data = _shard_of(self.federation, x, y, None if y is None else scale, encoded)
         if y is None:
-            return self._unlabelled()
-        y = self.federation.read_labels(y)
-        if len(y) != len(x):
-            raise UsageError(f"{len(y)} labels do not fit {len(x)} inputs; give one for each.")
-        pool = self.train.pool
-        scale = None if scale is None else jnp.asarray(scale, jnp.float32)
-        own = Pool(jnp.asarray(x), jnp.asarray(y), scale, pool.shift, pool.factor)
-        data = Shard(own, jnp.zeros(1, jnp.int32), jnp.full(1, len(x), jnp.int32), len(x))
+            return self._inferred(data)
         _, state = self.session.record_of(0)
         place = len(self.federation.clients)
         return self._personalised(data, place, jnp.bool_(False), state, visits=self.settings.onboard_visits)
@@ -245,7 +258,7 @@ class Run:
             "rounds": self.completed,
             "personal": scores(self.personal),
             "global": scores(self.population),
-            "newcomers": scores(self.newcomers),
+            **{part: scores(getattr(self, part)) for part in NEWCOMERS},
             "communication": self.communication,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
             "peak_rss_bytes": self.peak_rss_bytes,
@@ -255,7 +268,8 @@ class Run:
     def per_client(self) -> dict[str, Any]:
         """The contents of clients.json: the scores of each client, by name, null where it has no test examples."""
         names = self.federation.clients
-        parts = {"personal": self.personal, "global": self.population, "newcomers": self.newcomers}
+        parts = {"personal": self.personal, "global": self.population}
+        parts |= {part: getattr(self, part) for part in NEWCOMERS}
         ends = {"personal": (0, self.task.num_clients), "global": (0, self.task.num_clients)}
         table: dict[str, Any] = {}
         for part, scores in parts.items():
@@ -277,14 +291,51 @@ class Run:
         posterior = _personalise(*args, visits=visits, settled=self.session.settled)
         return PersonalModel(self.method, self.task, posterior, self.federation, key_predict)
 
-    def _unlabelled(self) -> PersonalModel:
+    def _inferred(self, data: Shard) -> PersonalModel:
+        down = self.method.broadcast(self.server)
+        if not isinstance(self.method, Unlabelled):
+            return self._of_population("labels", "y as well")
+        key_infer, key_predict = self._keys_of_newcomer()
+        posterior = _infer(self.method, self.task, down, data, key_infer)
+        return PersonalModel(self.method, self.task, posterior, self.federation, key_predict)
+
+    def _of_population(self, lacking: str, remedy: str) -> PersonalModel:
         down = self.method.broadcast(self.server)
         if not isinstance(self.method, Population):
-            raise UsageError(f"{self.name} has nothing for a client without labels; give y as well.")
-        key = rng.key(self.root, Stream.EVALUATION, self.completed, len(self.federation.clients))
-        key_choice, key_predict = jax.random.split(key)
+            raise UsageError(
+                f"{self.name} has nothing for a client without {lacking}, since it has no global model; give {remedy}."
+            )
+        key_choice, key_predict = self._keys_of_newcomer()
         posterior = self.method.population(self.task, down, None, key_choice)
         return PersonalModel(self.method, self.task, posterior, self.federation, key_predict)
+
+    def _keys_of_newcomer(self) -> tuple[Key, Key]:
+        """A key for the posterior and one for predictions; a client that comes later takes the next free number."""
+        key = rng.key(self.root, Stream.EVALUATION, self.completed, len(self.federation.clients))
+        key_posterior, key_predict = jax.random.split(key)
+        return key_posterior, key_predict
+
+
+def _shard_of(federation: Federation, x: Any, y: Any, scale: Any, encoded: bool) -> Shard:
+    """The shard of a client that has nothing but these raw examples."""
+    x = federation.read_inputs(x, encoded)
+    y = None if y is None else federation.read_labels(y)
+    if y is not None and len(y) != len(x):
+        raise UsageError(f"{len(y)} labels do not fit {len(x)} inputs; give one for each.")
+    labels = None if y is None else jnp.asarray(y)
+    errors = None if scale is None else jnp.asarray(scale, jnp.float32)
+    own = Pool(jnp.asarray(x), labels, errors, jnp.asarray(federation.shift), jnp.asarray(federation.factor))
+    return Shard(own, jnp.zeros(1, jnp.int32), jnp.full(1, len(x), jnp.int32), len(x))
+
+
+@jax.jit
+def _infer(method: Any, task: Task, down: Any, data: Shard, key: Key) -> Any:
+    return method.infer(task, down, data, key)
+
+
+@jax.jit
+def _tally(method: Any, task: Task, posterior: Any, data: Shard, key: Key) -> Any:
+    return tally(method, task, posterior, data, key)
 
 
 @partial(jax.jit, static_argnames="visits")

@@ -29,13 +29,13 @@ from priory.engine.clock import Clock
 from priory.engine.cohort import subset
 from priory.engine.problem import task_of
 from priory.engine.rounds import REJECTED, Plan, Trace
-from priory.engine.run import Run
+from priory.engine.run import NEWCOMERS, Run
 from priory.engine.settings import Settings
-from priory.evaluate import evidence_of_clients, evidence_of_server, tally_clients
+from priory.evaluate import ClientTallies, evidence_of_clients, evidence_of_server, tally_clients
 from priory.fed import schedule
 from priory.fed.method import Advice, AdviceWarning, Channel, Task
 from priory.fed.shard import Shards
-from priory.metrics import RegressionScores, Scores
+from priory.metrics import RegressionScores, RegressionTally, Scores, Tally
 from priory.store import Checkpoint, RunDirectory
 
 BLOCK = 64  # most rounds between two looks at the clock
@@ -146,7 +146,7 @@ class Session:
             self._run_rounds(listener, stop)
             if self.completed == self.settings.rounds:
                 return self._finished(listener)
-            return self._result(None, None, None)
+            return self._result(None, None, {})
 
     def _run_rounds(self, listener: Listener | None, stop: Callable[[], bool]) -> None:
         """Rounds, evaluations and commits until the end or until told to stop."""
@@ -189,7 +189,8 @@ class Session:
         """The run with its last evaluation, of all clients and of newcomers, and its summary on disk."""
         personal, population = self._evaluate(None)
         newcomers = self._evaluate_newcomers()
-        line = self._line(personal, population, None) | {"newcomers": newcomers.to_json() if newcomers else None}
+        told = {part: scores.to_json() if scores else None for part, scores in newcomers.items()}
+        line = self._line(personal, population, None) | told
         # Not part of a commit: a run killed here evaluates again and writes the same line in the same place.
         self._append(line, listener)
         self._advise()
@@ -201,7 +202,8 @@ class Session:
 
     def _evaluate(self, num: int | None) -> tuple[AnyScores, AnyScores]:
         """Personal and global scores of all clients, or of a fixed random choice of `num`."""
-        return self._scores(self._chosen(num), visits=0)
+        total = self._tallies(self._chosen(num))
+        return _summarised(total.personal), _summarised(total.population)
 
     def _chosen(self, num: int | None) -> np.ndarray:
         everyone = np.arange(self.federation.num_clients)
@@ -209,19 +211,22 @@ class Session:
             return everyone
         return np.sort(np.asarray(subset(rng.key(self.root, Stream.CHOICE), len(everyone), num)))
 
-    def _evaluate_newcomers(self) -> AnyScores:
-        """Scores of the clients that were held out, after onboarding."""
+    def _evaluate_newcomers(self) -> dict[str, AnyScores]:
+        """Scores of the clients that were held out, one for each way in, by the name of `NEWCOMERS`."""
         ids = np.arange(self.federation.num_clients, len(self.federation.clients))
-        return self._scores(ids, visits=self.settings.onboard_visits)[0] if len(ids) else None
+        if not len(ids):
+            return dict.fromkeys(NEWCOMERS)
+        total = self._tallies(ids, visits=self.settings.onboard_visits, arriving=True)
+        ways = (total.personal, total.unlabelled, total.population)
+        return {part: _summarised(tallies) for part, tallies in zip(NEWCOMERS, ways, strict=True)}
 
-    def _scores(self, ids: np.ndarray, visits: int) -> tuple[AnyScores, AnyScores]:
+    def _tallies(self, ids: np.ndarray, **how: Any) -> ClientTallies:
         with self.clock.booking("evaluate"):
             down, step = self._standing()
             problem = (self.method, self.settled, self.task, down, self.train, self.test, self.root, step)
-            how = {"mesh": self.plan.mesh, "visits": visits, "batch": self.plan.chunk}
-            total = self._of_each(ids, partial(tally_clients, *problem, **how))
-        population = None if total.population is None else metrics.summarise(total.population)
-        return metrics.summarise(total.personal), population
+            how |= {"mesh": self.plan.mesh, "batch": self.plan.chunk}
+            total: ClientTallies = self._of_each(ids, partial(tally_clients, *problem, **how))
+        return total
 
     def evidence(self) -> tuple[np.ndarray, float]:
         """The evidence of each client that takes part, and of the server, where the rounds so far have led."""
@@ -355,9 +360,9 @@ class Session:
         summary, per_client = self.directory.summary() or {}, self.directory.per_client()
         scores = {
             name: metrics.from_json(summary[name], per_client.get(name, {})) if summary.get(name) else None
-            for name in ("personal", "global", "newcomers")
+            for name in ("personal", "global", *NEWCOMERS)
         }
-        run = self._result(scores["personal"], scores["global"], scores["newcomers"])
+        run = self._result(scores.pop("personal"), scores.pop("global"), scores)
         keep = {name: summary[name] for name in ("communication", "seconds", "extra") if name in summary}
         return dataclasses.replace(run, **keep)
 
@@ -383,7 +388,7 @@ class Session:
         if self.completed == self.settings.rounds:
             directory.write_summary(run.summary(), run.per_client())
 
-    def _result(self, personal: AnyScores, population: AnyScores, newcomers: AnyScores) -> Run:
+    def _result(self, personal: AnyScores, population: AnyScores, newcomers: dict[str, AnyScores]) -> Run:
         pools = getattr(self.method, "pools", False)
         down = jax.eval_shape(self.method.broadcast, self.server)
         up = self.info.get("bits", math.nan) / 8
@@ -397,7 +402,7 @@ class Session:
             completed=self.completed,
             personal=personal,
             population=population,
-            newcomers=newcomers,
+            **{part: newcomers.get(part) for part in NEWCOMERS},
             history=self.history,
             communication={
                 "down_bytes": None if pools else trees.num_bytes(down),
@@ -417,6 +422,10 @@ class Session:
         rows = np.full(self.plan.hands, client)
         record = devices.to_host(self.home.take(rows, self.completed), self.plan.mesh)
         return record.joined[0], jax.tree.map(lambda leaf: leaf[0], record.client)
+
+
+def _summarised(tallies: Tally | RegressionTally | None) -> AnyScores:
+    return None if tallies is None else metrics.summarise(tallies)
 
 
 def _peak_rss() -> int:

@@ -40,8 +40,8 @@ class Settings:
         schedule: Hyper-parameters that change with the round: FIELD=step:FACTOR@FRACTION,... | cosine | linear.
         compress: What clients send is compressed: qsgd:LEVELS, random:FRACTION or top:FRACTION; not at all by default.
         seed: Root of all randomness of the run.
-        model: linear, mlp:WIDTH[,WIDTH], cnn, intercept, factor:RANK or package.module:factory; chosen from the data
-            by default.
+        model: linear, mlp:WIDTH[,WIDTH], cnn, reddi, intercept, factor:RANK or package.module:factory; chosen from the
+            data by default.
         head: Which parameter paths are the head (prefix or regular expression); the last layer by default.
         scale: Noise of a regression: a number, learned, or column (known for each row, the default where it is).
         eval_every: Rounds between evaluations; a tenth of all rounds by default, 0 for only one at the end.

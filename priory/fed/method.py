@@ -185,6 +185,13 @@ class Population(Protocol[DownIn, PostOut]):
 
 
 @runtime_checkable
+class Unlabelled(Protocol[DownIn, PostOut]):
+    """Optional: a posterior from a client's inputs alone; the labels of the shard, if it has any, are not read."""
+
+    def infer(self, task: Task, down: DownIn, data: Shard, key: Key) -> PostOut: ...
+
+
+@runtime_checkable
 class Divergence(Protocol[DownIn, PostIn]):
     """Optional: KL(posterior ‖ what was broadcast) in nats; certificates need it."""
 

@@ -13,6 +13,7 @@ from priory.methods.fedhb_niw import FedHBNIW
 from priory.methods.fedpop import FedPop
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
+from priory.methods.fedvi import FedVI
 from priory.methods.local import Local
 from priory.methods.pfedbayes import PFedBayes
 from priory.methods.pooled import Pooled
@@ -32,6 +33,7 @@ REGISTRY: dict[str, type[Any]] = {
     "sfedbayes": SFedBayes,
     "cfedbayes": CFedBayes,
     "fedpop": FedPop,
+    "fedvi": FedVI,
 }
 
 

@@ -3,7 +3,7 @@
 from priory.models.likelihood import Categorical, Gaussian, Likelihood, WithScale
 from priory.models.linen import Linen
 from priory.models.model import Head, Model, Params, as_model, default, parse
-from priory.models.nets import CNN, MLP, Factor, Intercept
+from priory.models.nets import CNN, MLP, Factor, Intercept, Reddi
 
 __all__ = [
     "CNN",
@@ -17,6 +17,7 @@ __all__ = [
     "Linen",
     "Model",
     "Params",
+    "Reddi",
     "WithScale",
     "as_model",
     "default",

@@ -96,12 +96,13 @@ def as_model(anything: Any) -> Model:
 
 
 def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model:
-    """The model named by `spec`: "linear", "mlp:256,128", "cnn", "cnn:16,32", "intercept", "factor:2" or a factory.
+    """The model named by `spec`: "linear", "mlp:256,128", "cnn:16,32", "reddi", "intercept", "factor:2" or a factory.
 
-    "mlp" alone has one hidden layer of 256 units; the numbers after "cnn" are the channels of its convolutions;
-    "intercept" learns a constant and reads no input; "factor:RANK" is linear through RANK numbers, without biases. A
-    factory, "package.module:factory", is called with `num_outputs` if it takes an argument, and what it returns goes
-    through `as_model`.
+    "mlp" alone has one hidden layer of 256 units; the numbers after "cnn" are the channels of its convolutions; those
+    after "reddi" too, but for the last, the width of its dense layer, and "pool" may stand between them; "intercept"
+    learns a constant and reads no input; "factor:RANK" is linear through RANK numbers, without biases. A factory,
+    "package.module:factory", is called with `num_outputs` if it takes an argument, and what it returns goes through
+    `as_model`.
     """
     from priory.models import nets
     from priory.models.linen import Linen
@@ -116,6 +117,10 @@ def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model
             channels = _widths(spec, argument) if argument else nets.CNN.channels
             _check_image(spec, input_shape, smallest=2 ** len(channels))
             return Linen(nets.CNN(num_outputs, channels))
+        case "reddi":
+            stages, width = _stages(spec, argument) if argument else (nets.Reddi.stages, nets.Reddi.width)
+            _check_image(spec, input_shape, smallest=nets.Reddi.smallest(stages))
+            return Linen(nets.Reddi(num_outputs, stages, width))
         case "intercept" if not argument:
             return Linen(nets.Intercept(num_outputs))
         case "factor" if argument:
@@ -123,7 +128,7 @@ def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model
     if not argument or name in ("linear", "intercept"):
         raise UsageError(
             f"model={spec!r} is unknown; choose linear, mlp, mlp:WIDTH[,WIDTH...], cnn, cnn:CHANNELS[,CHANNELS...], "
-            "intercept, factor:RANK or package.module:factory."
+            "reddi, reddi:CHANNELS[,CHANNELS...],WIDTH, intercept, factor:RANK or package.module:factory."
         )
     factory = _imported(spec, name, argument)
     try:
@@ -162,6 +167,19 @@ def _widths(spec: str, argument: str) -> tuple[int, ...]:
     if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise UsageError(f"model={spec!r} needs positive whole numbers after the colon; write for example mlp:256,128.")
     return tuple(int(part) for part in parts)
+
+
+def _stages(spec: str, argument: str) -> tuple[tuple[int | str, ...], int]:
+    """Channels and poolings of the convolutions, and the width of the dense layer."""
+    parts = argument.split(",")
+    numbers = [part for part in parts if part != "pool"]
+    if len(numbers) < 2 or parts[-1] == "pool" or not all(part.isascii() and part.isdigit() for part in numbers):
+        raise UsageError(
+            f"model={spec!r} needs channels, with the word pool where wanted, and at last the width of its dense "
+            "layer; write for example reddi:8,16,pool,32,128."
+        )
+    _widths(spec, ",".join(numbers))
+    return tuple(part if part == "pool" else int(part) for part in parts[:-1]), int(parts[-1])
 
 
 def _rank(spec: str, argument: str) -> int:

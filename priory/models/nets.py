@@ -6,7 +6,9 @@ from jax import Array
 
 from priory.models.conv import halve
 
-__all__ = ["CNN", "MLP", "Factor", "Intercept"]
+__all__ = ["CNN", "MLP", "POOL", "Factor", "Intercept", "Reddi"]
+
+POOL = "pool"
 
 
 class MLP(nn.Module):
@@ -41,6 +43,39 @@ class CNN(nn.Module):
             x = halve(nn.relu(nn.Conv(channels, (5, 5))(x)))
         x = nn.relu(nn.Dense(self.width)(x.reshape(x.shape[0], -1)))
         return nn.Dense(self.num_outputs)(x)
+
+
+class Reddi(nn.Module):
+    """3x3 convolutions with ReLU and without padding, 2x2 max-pooling, dropout, a dense layer, dropout, the last layer.
+
+    Reddi et al., Adaptive Federated Optimization, ICLR 2021, arXiv:2003.00295, table 4: its network for EMNIST. Without
+    the last layer it is the embedding of FedVI, which for CIFAR-100 has five convolutions.
+
+    Attributes:
+        stages: Channels of each convolution in turn, and `POOL` where the image is halved; once more after the last.
+        width: Units of the dense layer.
+    """
+
+    num_outputs: int
+    stages: tuple[int | str, ...] = (32, 64)
+    width: int = 128
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False) -> Array:
+        x = x[..., None] if x.ndim == 3 else x
+        for stage in (*self.stages, POOL):
+            x = halve(x) if isinstance(stage, str) else nn.relu(nn.Conv(stage, (3, 3), padding="VALID")(x))
+        x = nn.Dropout(0.25, deterministic=not train)(x).reshape(x.shape[0], -1)
+        x = nn.Dropout(0.5, deterministic=not train)(nn.relu(nn.Dense(self.width)(x)))
+        return nn.Dense(self.num_outputs)(x)
+
+    @classmethod
+    def smallest(cls, stages: tuple[int | str, ...]) -> int:
+        """Pixels on a side that an image must have for something to be left of it."""
+        side = 1
+        for stage in reversed((*stages, POOL)):
+            side = 2 * side if isinstance(stage, str) else side + 2
+        return side
 
 
 class Intercept(nn.Module):

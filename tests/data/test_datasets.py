@@ -211,3 +211,10 @@ def test_a_bad_name_or_option_ends_in_one_sentence(name, options, words):
         load(name, **options)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_cifar100_knows_its_twenty_coarse_classes(data_dir):
+    data = load("cifar100")
+    pairs = np.unique(np.stack([data.y, data.coarse]), axis=1)
+    assert pairs.shape == (2, 100)  # a fine class has one coarse class
+    assert (np.bincount(pairs[1]) == 5).all()

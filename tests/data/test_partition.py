@@ -1,5 +1,7 @@
 """Partitions: who gets which classes, and that nobody shares a row."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,16 @@ def test_random_class_pairs_are_all_about_as_likely():
     expected, error = 20_000 / 6, np.sqrt(20_000 * (1 / 6) * (5 / 6))
     assert len(pairs) == 6
     assert np.abs(pairs - expected).max() < 4 * error  # 4 standard errors of independent draws
+
+
+def test_coarse_classes_are_dealt_whole_and_the_fine_ones_within_them_at_random(official):
+    """Dirichlet of next to nothing gives each coarse class to one client, with all its fine classes."""
+    data = official()
+    coarse = replace(data, coarse=data.y % 2)
+    federation = coarse.partition("dirichlet:0.001:coarse", clients=2, seed=3)
+    held = class_sets(federation, "train")
+    assert all(len({label % 2 for label in own}) == 1 and len(own) == data.num_classes / 2 for own in held)
+    assert class_sets(federation, "test") == held
 
 
 def test_paired_classes_follow_the_published_rule(official):
@@ -167,6 +179,8 @@ def test_one_example_trains_and_is_not_tested(numbered):
         ("shards:40", {"clients": 4}, "smallest class has 30"),
         ("classes:5", {}, "choose K from 1 to 4"),
         ("classes:2:pared", {}, "classes:K:paired"),
+        ("dirichlet:0.3:course", {}, "dirichlet:A:coarse"),
+        ("dirichlet:0.3:coarse", {}, "has none; write 'dirichlet:0.3'"),
         ("natural", {}, "needs clients"),
         ("iid", {"clients": None}, "give clients=N"),
         ("iid", {"clients": 0}, "clients=0"),

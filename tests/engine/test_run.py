@@ -137,7 +137,7 @@ def test_a_saved_run_comes_back_bit_for_bit(run, held_out, tmp_path, assert_same
 def test_a_loaded_run_tells_what_the_run_told(run, held_out, tmp_path):
     run.save(tmp_path / "run")
     again = priory.load(tmp_path / "run", federation=held_out)
-    for part in ("personal", "population", "newcomers"):
+    for part in ("personal", "population", "newcomers", "newcomers_global"):
         first, second = getattr(run, part), getattr(again, part)
         assert first.to_json() == second.to_json()
         np.testing.assert_array_equal(first.per_client["accuracy"], second.per_client["accuracy"])
@@ -176,7 +176,7 @@ def test_a_run_written_without_uncertainty_can_be_loaded(run, held_out, tmp_path
     for name in ("summary.json", "clients.json"):
         path = tmp_path / "run" / name
         table = json.loads(path.read_text())
-        for part in ("personal", "global", "newcomers"):
+        for part in ("personal", "global", "newcomers", "newcomers_global"):
             del table[part]["uncertainty"]
         path.write_text(json.dumps(table))
     manifest = tmp_path / "run" / "manifest.toml"
@@ -254,8 +254,10 @@ def test_classes_have_no_interval(run):
 def test_a_method_without_a_global_model_needs_labels(simulate, federation):
     alone = simulate(priory.Local())
     assert alone.population is None
-    with pytest.raises(priory.UsageError, match="local has nothing for a client without labels; give y as well"):
+    with pytest.raises(priory.UsageError, match=r"local has nothing for a client without labels, .* give y as well"):
         alone.onboard(federation.x[:3])
+    with pytest.raises(priory.UsageError, match=r"local has nothing for a client without data, .* give x and y"):
+        alone.onboard()
 
 
 def test_a_table_is_predicted_from_its_raw_columns():

@@ -77,6 +77,8 @@ def method_of(name: str) -> Any:
         method = replace(method, work=Work(epochs=2, batch_size=3))
     if hasattr(method, "batch_size"):
         method = replace(method, batch_size=3)
+    if hasattr(method, "width"):
+        method = replace(method, width=8)  # the first memory of the channel grows with a leaf; of 4 units all are dead
     return replace(method, rho=0.0) if hasattr(method, "rho") else method
 
 

@@ -35,10 +35,11 @@ from priory.fed.method import (
     Predictive,
     Task,
     Thins,
+    Unlabelled,
     point,
 )
 from priory.fed.shard import Batch, Shard
-from priory.methods import cfedbayes, fedhb_mixture, fedhb_niw, fedpop, pfedbayes, sfedbayes
+from priory.methods import cfedbayes, fedhb_mixture, fedhb_niw, fedpop, fedvi, pfedbayes, sfedbayes
 from priory.models.model import Params
 from tests.methods.problems import tiny_shards, tiny_task
 
@@ -52,30 +53,6 @@ class Gaussian:
 
     mu: Weights
     rho: Weights
-
-
-@struct
-class Amortised:
-    """FedVI's broadcast: θ and the amortiser."""
-
-    theta: Params
-    amortiser: Params
-
-
-@struct
-class WithOptimiser:
-    """A server that takes optimiser steps."""
-
-    value: Any
-    optimiser: Any
-
-
-@struct
-class AmortisedPosterior:
-    """FedVI's posterior: θ, and q(β | support)."""
-
-    theta: Params
-    beta: Gaussian
 
 
 @struct
@@ -108,29 +85,6 @@ class Neighbours:
 
     params: Params
     examples: Batch
-
-
-@struct
-class FedVI:
-    linear: ClassVar[bool] = True
-
-    def check(self) -> None: ...
-    def init(self, task: Task, key: Key) -> WithOptimiser: ...
-    def broadcast(self, server: WithOptimiser) -> Amortised: ...
-    def enrol(self, task: Task, down: Amortised, key: Key) -> Nothing: ...
-    def client_update(
-        self, task: Task, down: Amortised, client: Nothing, data: Shard, key: Key
-    ) -> tuple[Nothing, Message[Amortised], Info]: ...
-    def aggregate(
-        self, task: Task, server: WithOptimiser, messages: Message[Amortised], key: Key
-    ) -> tuple[WithOptimiser, Info]: ...
-    def personalise(
-        self, task: Task, down: Amortised, client: Nothing, data: Shard, key: Key
-    ) -> AmortisedPosterior: ...
-    def predict(self, task: Task, posterior: AmortisedPosterior, x: Array, key: Key) -> Predictive: ...
-    def population(self, task: Task, down: Amortised, data: Shard | None, key: Key) -> AmortisedPosterior: ...
-    def divergence(self, task: Task, down: Amortised, posterior: AmortisedPosterior) -> Array: ...
-    def draws(self, task: Task, posterior: AmortisedPosterior, key: Key, num: int) -> Params: ...
 
 
 @struct
@@ -287,7 +241,7 @@ _fedhbniw: Method[fedhb_niw.Prior, fedhb_niw.Prior, Weights, Any, fedhb_niw.Post
 _fedhbmixture: Method[
     fedhb_mixture.Prototypes, fedhb_mixture.Prototypes, Any, fedhb_mixture.Update, fedhb_mixture.Experts
 ] = fedhb_mixture.FedHBMixture()
-_fedvi: Method[WithOptimiser, Amortised, Nothing, Amortised, AmortisedPosterior] = FedVI()
+_fedvi: Method[fedvi.Server, Params, Nothing, Params, fedvi.Posterior] = fedvi.FedVI()
 _fedbnn: Method[Alignment, Array, OwnBNN, Array, Gaussian] = FedBNN()
 _fedpop: Method[fedpop.Server, fedpop.Down, Weights, fedpop.Gradients, fedpop.Samples] = fedpop.FedPop()
 _fedbe: Method[Params, Params, Nothing, Params, Params] = FedBE()
@@ -299,6 +253,9 @@ _certified: Divergence[Belief, Belief] = pfedbayes.PFedBayes()
 _drawn: Draws[fedpop.Samples] = fedpop.FedPop()
 _random: Effects[fedpop.Down, fedpop.Samples] = fedpop.FedPop()
 _advised: Advice = fedpop.FedPop()
+_inferred: Unlabelled[Params, fedvi.Posterior] = fedvi.FedVI()
+_global_classifier: Population[Params, fedvi.Posterior] = fedvi.FedVI()
+_last_layers: Draws[fedvi.Posterior] = fedvi.FedVI()
 _compressed: Compresses = fedpop.FedPop()
 _own_draws: Draws[fedhb_niw.Posterior] = fedhb_niw.FedHBNIW()
 _bound: Evidence[fedhb_niw.Prior, Any] = fedhb_niw.FedHBNIW()

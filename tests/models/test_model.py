@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from priory.core.errors import UsageError
-from priory.models import CNN, MLP, Factor, Head, Intercept, Linen, Model, Params, WithScale, default, parse
+from priory.models import CNN, MLP, Factor, Head, Intercept, Linen, Model, Params, Reddi, WithScale, default, parse
 
 
 def make_linen(num_outputs):
@@ -81,6 +81,8 @@ def test_a_bad_expression_is_refused():
         ("mlp:256,128", MLP((256, 128), 10)),
         ("cnn", CNN(10)),
         ("cnn:8,16", CNN(10, (8, 16))),
+        ("reddi", Reddi(10)),
+        ("reddi:8,pool,16,32", Reddi(10, (8, "pool", 16), 32)),
         ("intercept", Intercept(10)),
         ("factor:2", Factor(2, 10)),
     ],
@@ -111,6 +113,10 @@ def test_a_factory_is_imported_and_told_the_number_of_outputs_if_it_asks(name, n
         ("mlp:a", "positive whole numbers"),
         ("mlp:64,", "positive whole numbers"),
         ("cnn:x", "positive whole numbers"),
+        ("reddi:8", "width of its dense"),
+        ("reddi:8,16,pool", "width of its dense"),
+        ("reddi:8,x,16", "width of its dense"),
+        ("reddi:8,0,16", "positive whole numbers"),
         ("nowhere.module:factory", "cannot be imported .ModuleNotFoundError"),
         (f"{__name__}:absent", "cannot be imported .AttributeError"),
         (f"{__name__}:takes_too_much", "cannot be built .TypeError"),
@@ -143,6 +149,34 @@ def test_a_cnn_needs_an_image(input_shape):
 )
 def test_the_default_suits_the_shape(input_shape, num_outputs, module):
     assert default(input_shape, num_outputs) == Linen(module)
+
+
+def test_reddis_network_is_that_of_the_literature():
+    """1 206 590 parameters with 62 outputs (Reddi et al. 2021, table 4), of which the embedding has 1 198 592."""
+    weights = jax.eval_shape(
+        lambda: parse("reddi", input_shape=(28, 28), num_outputs=62).init(jax.random.key(0), (28, 28))
+    )
+    sizes = {name: sum(leaf.size for leaf in jax.tree.leaves(layer)) for name, layer in weights.weights.items()}
+    assert sum(sizes.values()) == 1_206_590
+    assert sum(sizes.values()) - sizes["Dense_1"] == 1_198_592
+
+
+def test_reddis_network_drops_units_in_training_alone():
+    model, x = Linen(Reddi(3, (2,), 64)), jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
+    params = model.init(jax.random.key(0), (8, 8, 1))
+    outputs = [model.apply(params, x, key=key)[0] for key in (None, None, jax.random.key(2), jax.random.key(3))]
+    assert jnp.array_equal(outputs[0], outputs[1])
+    assert not jnp.allclose(outputs[0], outputs[2])
+    assert not jnp.allclose(outputs[2], outputs[3])
+
+
+@pytest.mark.parametrize("stages", [(4,), (4, 4), (4, "pool", 4), (2, 2, "pool", 2, 2, 2)])
+def test_reddis_network_says_how_small_an_image_may_be(stages):
+    side = Reddi.smallest(stages)
+    spec = f"reddi:{','.join(map(str, stages))},5"
+    assert num_outputs_of(parse(spec, input_shape=(side, side, 1), num_outputs=3), (side, side, 1)) == 3
+    with pytest.raises(UsageError, match=f"at least {side} by {side}"):
+        parse(spec, input_shape=(side - 1, side, 1), num_outputs=3)
 
 
 def test_the_cnn_is_the_network_of_the_literature():

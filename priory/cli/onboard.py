@@ -1,0 +1,266 @@
+"""`priory onboard`: a model for a client that comes after the run, from its labels, its inputs alone, or nothing."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from priory import report
+from priory.cli import flags
+from priory.cli.run import free_path, opened, run_groups
+from priory.core.errors import UsageError
+from priory.data import Federation, arrays, checks, splits, tables
+from priory.engine import PersonalModel, Run, load
+from priory.fed.method import Population, Unlabelled
+from priory.models.likelihood import Gaussian
+from priory.store import RunDirectory, write_atomically
+
+TEXT = (
+    "Give a client that never took part a model of its own, and score it or predict with it. With labels the client "
+    "learns as a participant would, with inputs alone where the method can, and without data it gets the model of the "
+    "population. The run itself stays as it is."
+)
+NO_DATA, INPUTS, LABELS = "no data", "inputs alone", "inputs and labels"
+KEYS = {NO_DATA: "global", INPUTS: "unlabelled", LABELS: "labelled"}  # of scores.json
+NAMES = {NO_DATA: "model of the population", INPUTS: "model from inputs alone", LABELS: "personal model"}
+BATCH = 1024  # rows predicted at once: memory does not grow with the file
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the client has, and what is wanted.
+
+    Attributes:
+        data: Its examples, with or without labels: .npz (x, y, scale) or .csv with the columns of the run's table.
+        predict: File with the rows to predict, in the same form; by default the examples, where they have no labels.
+        target: Column of the labels (CSV); by default the one that the run predicts.
+        name: Goes to DIR/onboarded/NAME; by default the name of the file, with -2, -3 … where that is taken.
+        test: Fraction of labelled rows that is held out and scored; with 0 all are learned from, and none is scored.
+        seed: Seed that chooses the rows held out.
+    """
+
+    data: str | None = None
+    predict: str | None = None
+    target: str | None = None
+    name: str | None = None
+    test: float = 0.2
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise on what can be seen before the run is read."""
+        checks.fraction("test", self.test)
+        checks.whole("seed", self.seed, 0)
+        if self.data is None and self.predict is None:
+            raise UsageError(
+                "Neither --data nor --predict is given, and a client without data needs rows to predict; "
+                "give --predict FILE, or --data FILE."
+            )
+        if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name[0] == "."):
+            raise UsageError(
+                f"name={self.name!r} is no plain name of a directory; leave out slashes and dots in front."
+            )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Examples from a file: inputs in the form of the federation's pool, labels as the file has them."""
+
+    x: np.ndarray
+    y: np.ndarray | None
+    scale: np.ndarray | None
+
+    def where(self, mask: np.ndarray) -> "Rows":
+        """The rows under the mask."""
+        x, y, scale = (None if array is None else array[mask] for array in (self.x, self.y, self.scale))
+        assert x is not None
+        return Rows(x, y, scale)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A client's model, and what was found on the way to it."""
+
+    model: PersonalModel
+    way: str
+    scores: dict[str, Any] | None
+
+
+def onboard(argv: Sequence[str]) -> int:
+    """The exit code of `priory onboard`."""
+    groups = run_groups("onboard") | {"onboard": flags.group("onboard", "", flags.flags_of(Options()))}
+    values = flags.parse(groups, argv, prog="priory onboard", text=TEXT)
+    chosen = Options(**values["onboard"])
+    chosen.check()
+    path, _ = opened(values)
+    if RunDirectory(path).summary() is None:
+        raise UsageError(
+            f"{path} is not finished, and a client joins a finished run; end it with `priory resume {path}`."
+        )
+    run, console = load(path), report.console()
+    data = None if chosen.data is None else read_rows(run, chosen.data, chosen.target, labels=True)
+    asked = None if chosen.predict is None else read_rows(run, chosen.predict, None, labels=False)
+    if asked is None and data is not None and data.y is None:
+        asked = data
+    outcome = _joined(run, data, chosen, asked is not None, console)
+    files = {} if outcome.scores is None else {"scores.json": json.dumps(outcome.scores, indent=2) + "\n"}
+    if asked is not None:
+        files["predictions.csv"] = _predictions(outcome, asked, console)
+    place = _write(path / "onboarded" / (chosen.name or Path(chosen.data or chosen.predict or "").stem), files)
+    console.print(f"{' and '.join(sorted(files))} in {place}", markup=False, soft_wrap=True)
+    return 0
+
+
+def read_rows(run: Run, file: str, target: str | None, labels: bool) -> Rows:
+    """The examples in a .npz or .csv file, checked against the federation of the run; with labels if these are read."""
+    ending, federation = Path(file).suffix, run.federation
+    if ending not in (".npz", ".csv"):
+        raise UsageError(f"{file} is neither a .npz nor a .csv file; convert it to one of those.")
+    if not Path(file).is_file():
+        raise UsageError(f"{file} is no file; give the path of a .npz or .csv file.")
+    is_table = federation.encoder is not None
+    if is_table != (ending == ".csv"):
+        wanted = (
+            f"a .csv file with the columns {_columns(federation)}" if is_table else "a .npz file with x, and y if known"
+        )
+        raise UsageError(f"{file} does not have the form of the run's data; give {wanted}.")
+    raw_x, y, scale = _read_csv(federation, file, target) if is_table else _read_npz(file)
+    y = y if labels else None
+    try:
+        if not len(raw_x):
+            raise UsageError("no rows, and a client has at least one; give some, or leave --data out.")
+        for what, values in (("y", y), ("scale", scale)):
+            if values is not None and np.shape(values)[:1] != (len(raw_x),):
+                raise UsageError(
+                    f"{what} has shape {np.shape(values)} and x {len(raw_x)} rows; give one value for each."
+                )
+        x = federation.read_inputs(raw_x)
+        if y is not None:
+            federation.read_labels(y)
+        if scale is None and run.task.likelihood == Gaussian("column"):
+            raise UsageError(
+                f"no {_scale_name(federation)!r}, and the run knows every target's standard error; add it."
+            )
+        return Rows(x, y, None if scale is None else tables.standard_errors(scale, "scale"))
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from None
+
+
+def _read_npz(file: str) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    found = arrays.read_npz(file, needed=("x",))
+    return np.atleast_1d(found["x"]), found.get("y"), found.get("scale")
+
+
+def _read_csv(
+    federation: Federation, file: str, target: str | None
+) -> tuple[Any, np.ndarray | None, np.ndarray | None]:
+    frame = tables.read_csv(file)
+    if target is not None and target not in frame.columns:
+        raise checks.unknown("column", target, frame.columns)
+    target, scale = target or federation.spec.get("target"), _scale_name(federation)
+    found = [frame[name].to_numpy() if name in frame.columns else None for name in (target, scale)]
+    return frame, found[0], found[1]
+
+
+def _scale_name(federation: Federation) -> str:
+    return str(federation.spec.get("scale", "scale"))
+
+
+def _columns(federation: Federation) -> str:
+    assert federation.encoder is not None
+    return checks.listing([feature.name for feature in federation.encoder.features])
+
+
+def _joined(run: Run, data: Rows | None, chosen: Options, has_task: bool, console: Console) -> Outcome:
+    """The model that the client gets, after saying from what."""
+    title = f"{run.name} on {run.federation.name}"
+    if data is None:
+        model = run.onboard()
+        console.print(f"{title}: a client without data gets the model of the population", markup=False, soft_wrap=True)
+        return Outcome(model, NO_DATA, None)
+    if data.y is not None:
+        return _labelled(run, data, chosen, has_task, console)
+    model = run.onboard(data.x, encoded=True)
+    can = isinstance(run.method, Unlabelled)
+    words = (
+        "a model from the inputs alone"
+        if can
+        else (f"the model of the population, since {run.name} cannot use inputs without labels")
+    )
+    console.print(f"{title}: {len(data.x)} rows without labels give {words}", markup=False, soft_wrap=True)
+    if run.federation.encoder is not None and "target" not in run.federation.spec and chosen.target is None:
+        console.print("(if a column holds labels, name it with --target)", markup=False)
+    return Outcome(model, INPUTS if can else NO_DATA, None)
+
+
+def _labelled(run: Run, data: Rows, chosen: Options, has_task: bool, console: Console) -> Outcome:
+    """The model from labels, scored beside those that need less."""
+    assert data.y is not None
+    num = len(data.x)
+    label = run.federation.read_labels(data.y) if run.federation.num_classes else np.zeros(num, np.int32)
+    random = splits.stream(chosen.seed, splits.Purpose.TEST)
+    is_test = splits.hold_out(np.zeros(num, np.int32), label, chosen.test, random)
+    own, held, scored = data.where(~is_test), data.where(is_test), bool(is_test.any())
+    if not scored and not has_task:
+        raise UsageError(
+            f"test={chosen.test:g} holds out none of {num} rows, so that nothing is scored; raise it, or name rows to "
+            "predict with --predict FILE."
+        )
+    model = run.onboard(own.x, own.y, own.scale, encoded=True)
+    title = f"{run.name} on {run.federation.name}: {len(own.x)} rows with labels give a personal model"
+    console.print(f"{title}, scored on {len(held.x)} held out" if scored else title, markup=False, soft_wrap=True)
+    if not scored:
+        return Outcome(model, LABELS, None)
+    models = {NO_DATA: run.onboard()} if isinstance(run.method, Population) else {}
+    models |= {INPUTS: run.onboard(own.x, encoded=True)} if isinstance(run.method, Unlabelled) else {}
+    models |= {LABELS: model}
+    scores = {way: one.score(held.x, held.y, held.scale, encoded=True).to_json() for way, one in models.items()}
+    console.print()
+    console.print(report.ways_table(scores))
+    console.print()
+    plain = {KEYS[way]: {k: v for k, v in found.items() if k != "clients"} for way, found in scores.items()}
+    told = {"rows": len(own.x), "held_out": len(held.x), "test": chosen.test, "seed": chosen.seed, "scores": plain}
+    return Outcome(model, LABELS, told)
+
+
+def _predictions(outcome: Outcome, asked: Rows, console: Console) -> str:
+    """The text of predictions.csv, after telling how sure the model is."""
+    written = io.StringIO()
+    writer, total = csv.writer(written, lineterminator="\n"), 0.0
+    classes = outcome.model.federation.classes
+    is_class = outcome.model.federation.num_classes is not None
+    writer.writerow(["label", *(f"p_{name}" for name in classes)] if is_class else ["mean", "sd"])
+    for start in range(0, len(asked.x), BATCH):
+        here = slice(start, start + BATCH)
+        found = outcome.model.predict(asked.x[here], None if asked.scale is None else asked.scale[here], encoded=True)
+        if found.probabilities is not None:
+            rows = zip(found.name, found.probabilities, strict=True)
+            writer.writerows([label, *(f"{p:.6g}" for p in row)] for label, row in rows)
+            p = found.probabilities.astype(float)
+            total += -float(np.sum(p * np.log(np.where(p > 0, p, 1.0))))
+        elif found.mean is not None and found.sd is not None:
+            writer.writerows([f"{m:.6g}", f"{s:.6g}"] for m, s in zip(found.mean, found.sd, strict=True))
+            total += float(np.sum(found.sd, dtype=float))
+    num = len(asked.x)
+    unsure = f"mean entropy {total / num:.3f} nats" if is_class else f"mean standard deviation {total / num:.3g}"
+    console.print(f"{num} rows predicted by the {NAMES[outcome.way]}, {unsure}", markup=False, soft_wrap=True)
+    return written.getvalue()
+
+
+def _write(wanted: Path, files: dict[str, str]) -> Path:
+    """The directory that the files went to: a new one, so that nothing written before is touched."""
+    try:
+        place = free_path(wanted)
+        place.mkdir(parents=True)
+        for name, text in files.items():
+            write_atomically(place / name, text)
+    except OSError as error:
+        raise UsageError(
+            f"{wanted} cannot be written ({error.strerror}); make it writable, or free the disk."
+        ) from None
+    return place

@@ -1,0 +1,345 @@
+"""`priory onboard`: what a client that comes later gets, is shown and finds on disk, whatever it brings."""
+
+import csv
+import errno
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+import priory
+from priory import methods
+from priory.cli import main, onboard
+from priory.core.struct import replace, struct
+from priory.data.splits import Purpose, hold_out, stream
+from priory.fed.method import Population, Unlabelled
+
+PAGE = Path(__file__).parents[2] / "docs" / "onboarding.md"
+TINY = ["--data", "digits", "--clients", "5", "--rounds", "2", "--model", "linear"]
+
+
+@struct
+class Shifted(priory.FedAvg):
+    """FedAvg whose posterior from inputs alone moves the last bias by their mean."""
+
+    def infer(self, task, down, data, key):
+        del task, key
+        rows = data.padded()
+        mean = jnp.sum(jnp.where(rows.mask[:, None, None, None] > 0, rows.x, 0.0)) / data.count
+        bias = down.weights["Dense_0"]["bias"]
+        moved = {**down.weights["Dense_0"], "bias": bias + 0.1 * mean * jnp.arange(bias.size)}
+        return replace(down, weights={**down.weights, "Dense_0": moved})
+
+
+@pytest.fixture(autouse=True)
+def _somewhere_else(tmp_path, monkeypatch):
+    jax.devices()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(methods.REGISTRY, "shifted", Shifted)
+    digits = priory.data.load("digits")
+    np.savez("clinic.npz", x=digits.x[:50], y=digits.y[:50])
+    np.savez("ward.npz", x=digits.x[50:70])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Finished runs by method, made when first asked for; each test works on a copy."""
+    root, patch = tmp_path_factory.mktemp("runs"), pytest.MonkeyPatch()
+    patch.setitem(methods.REGISTRY, "shifted", Shifted)
+
+    def of(name, *more):
+        where = root / name
+        if not where.exists():
+            assert main(["run", name, *(more or TINY), "--out", str(where)]) == 0
+        shutil.copytree(where, name)
+        return name
+
+    yield of
+    patch.undo()
+
+
+def complaint(argv, capsys) -> str:
+    """The one sentence that the command ends in."""
+    capsys.readouterr()
+    assert main(argv) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert re.fullmatch(r"priory: .*[.]", lines[0])
+    return lines[0]
+
+
+def rows_of(path) -> list[dict[str, str]]:
+    with Path(path).open() as file:
+        return list(csv.DictReader(file))
+
+
+def told(argv, capsys) -> str:
+    capsys.readouterr()
+    assert main(argv) == 0
+    return capsys.readouterr().out
+
+
+def test_labels_are_scored_beside_every_way_that_needs_less(made, capsys):
+    out = told(["onboard", made("shifted"), "--data", "clinic.npz"], capsys)
+    assert "40 rows with labels give a personal model, scored on 10 held out" in out
+    table = [line for line in out.splitlines() if re.match(r"(no data|inputs)", line)]
+    assert [re.split(r"  +", line.strip())[0] for line in table] == ["no data", "inputs alone", "inputs and labels"]
+    assert out.rstrip().endswith("scores.json in shifted/onboarded/clinic")
+    found = json.loads(Path("shifted/onboarded/clinic/scores.json").read_text())
+    assert (found["rows"], found["held_out"], found["test"], found["seed"]) == (40, 10, 0.2, 0)
+    for line, way in zip(table, ("global", "unlabelled", "labelled"), strict=True):
+        assert f" {found['scores'][way]['nll']:.3f} " in line
+    assert os.listdir("shifted/onboarded/clinic") == ["scores.json"]
+
+
+def test_the_scores_are_those_of_models_that_never_saw_the_held_out_rows(made):
+    assert main(["onboard", made("shifted"), "--data", "clinic.npz", "--test", "0.3", "--seed", "5"]) == 0
+    found = json.loads(Path("shifted/onboarded/clinic/scores.json").read_text())["scores"]
+    run, (x, y) = priory.load("shifted"), np.load("clinic.npz").values()
+    held = hold_out(np.zeros(50, int), y.astype(int), 0.3, stream(5, Purpose.TEST))
+    for way, model in (
+        ("global", run.onboard()),
+        ("unlabelled", run.onboard(x[~held])),
+        ("labelled", run.onboard(x[~held], y[~held])),
+    ):
+        assert found[way]["nll"] == pytest.approx(model.score(x[held], y[held]).nll, rel=1e-6)
+
+
+def test_the_seed_chooses_the_rows_held_out(made):
+    name = made("fedavg")
+    for seed in ("0", "0", "1"):
+        assert main(["onboard", name, "--data", "clinic.npz", "--seed", seed]) == 0
+    first, again, other = (
+        json.loads(Path(f"fedavg/onboarded/clinic{end}/scores.json").read_text()) for end in ("", "-2", "-3")
+    )
+    assert first == again
+    assert first["scores"] != other["scores"]
+
+
+def test_with_no_row_held_out_the_model_from_all_labels_predicts(made, capsys):
+    out = told(["onboard", made("fedavg"), "--data", "clinic.npz", "--test", "0", "--predict", "ward.npz"], capsys)
+    assert "20 rows predicted by the personal model" in out
+    assert os.listdir("fedavg/onboarded/clinic") == ["predictions.csv"]
+    run, (x, y) = priory.load("fedavg"), np.load("clinic.npz").values()
+    expected = run.onboard(x, y).predict(np.load("ward.npz")["x"])
+    found = rows_of("fedavg/onboarded/clinic/predictions.csv")
+    assert [row["label"] for row in found] == expected.name.tolist()
+    p = [[float(row[f"p_{name}"]) for name in run.federation.classes] for row in found]
+    np.testing.assert_allclose(p, expected.probabilities, rtol=1e-4)
+
+
+def test_labels_and_rows_to_predict_give_scores_and_predictions(made):
+    assert main(["onboard", made("fedavg"), "--data", "clinic.npz", "--predict", "ward.npz"]) == 0
+    assert sorted(os.listdir("fedavg/onboarded/clinic")) == ["predictions.csv", "scores.json"]
+
+
+def test_a_batch_boundary_does_not_show(made, monkeypatch):
+    name = made("fedavg")
+    for size in (1024, 7):
+        monkeypatch.setattr(onboard, "BATCH", size)
+        assert main(["onboard", name, "--predict", "ward.npz"]) == 0
+    first, second = (rows_of(f"fedavg/onboarded/{one}/predictions.csv") for one in ("ward", "ward-2"))
+    assert len(first) == 20
+    for one, other in zip(first, second, strict=True):
+        assert [float(value) for value in one.values()] == pytest.approx([float(v) for v in other.values()], rel=1e-4)
+
+
+def test_inputs_alone_give_what_the_method_infers(made, capsys):
+    out = told(["onboard", made("shifted"), "--data", "ward.npz"], capsys)
+    assert "20 rows without labels give a model from the inputs alone" in out
+    x = np.load("ward.npz")["x"]
+    p = priory.load("shifted").onboard(x).predict(x).probabilities
+    assert f"mean entropy {-np.sum(p * np.log(p), axis=1).mean():.3f} nats" in out
+    found = rows_of("shifted/onboarded/ward/predictions.csv")
+    np.testing.assert_allclose([float(row["p_3"]) for row in found], p[:, 3], rtol=1e-4)
+    assert not Path("shifted/onboarded/ward/scores.json").exists()
+
+
+def test_a_method_that_cannot_use_inputs_alone_says_that_it_gives_the_population(made, capsys):
+    out = told(["onboard", made("fedavg"), "--data", "ward.npz"], capsys)
+    assert "give the model of the population, since fedavg cannot use inputs without labels" in out
+    assert main(["onboard", "fedavg", "--predict", "ward.npz"]) == 0
+    one, other = (Path(f"fedavg/onboarded/{name}/predictions.csv").read_bytes() for name in ("ward", "ward-2"))
+    assert one == other
+
+
+@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")  # two rounds are too few, and are said to be
+def test_a_client_without_data_gets_draws_from_the_population(made, capsys):
+    out = told(["onboard", made("fedpop"), "--predict", "ward.npz"], capsys)
+    assert "a client without data gets the model of the population" in out
+    expected = priory.load("fedpop").onboard().predict(np.load("ward.npz")["x"])
+    assert expected.predictive.outputs.shape[0] > 1
+    found = rows_of("fedpop/onboarded/ward/predictions.csv")
+    assert [row["label"] for row in found] == expected.name.tolist()
+
+
+def test_labels_of_rows_to_predict_are_not_read(made):
+    x = np.load("ward.npz")["x"]
+    np.savez("ward.npz", x=x, y=np.full(20, "unknown"))
+    assert main(["onboard", made("fedavg"), "--predict", "ward.npz"]) == 0
+
+
+def test_nothing_written_before_is_touched(made):
+    name = made("fedavg")
+    assert main(["onboard", name, "--data", "ward.npz", "--name", "a"]) == 0
+    before = {path: path.read_bytes() for path in Path(name).rglob("*") if path.is_file()}
+    assert main(["onboard", name, "--data", "ward.npz", "--name", "a"]) == 0
+    assert {path: path.read_bytes() for path in before} == before
+    assert sorted(os.listdir("fedavg/onboarded")) == ["a", "a-2"]
+
+
+def test_a_table_is_read_by_its_columns_with_and_without_the_target(made, capsys):
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"age": 50 + 9 * draw.normal(size=90), "sex": draw.choice(["f", "m"], 90)})
+    frame["ill"] = np.where(frame.age > 50, "yes", "no")
+    frame["site"] = np.arange(90) % 3
+    frame.to_csv("table.csv", index=False)
+    where = ["--data", "table.csv", "--target", "ill", "--client", "site", "--rounds", "2", "--model", "linear"]
+    assert main(["run", "fedavg", *where, "--out", "a"]) == 0
+    frame[["sex", "age", "ill"]][:30].to_csv("new.csv", index=False)  # in another order, and without the client
+    assert "24 rows with labels" in told(["onboard", "a", "--data", "new.csv"], capsys)
+    frame[["age", "sex"]].to_csv("new.csv", index=False)
+    assert "90 rows without labels" in told(["onboard", "a", "--data", "new.csv"], capsys)
+    expected = priory.load("a").onboard().predict(frame[["age", "sex"]])
+    assert [row["label"] for row in rows_of("a/onboarded/new-2/predictions.csv")] == expected.name.tolist()
+    frame.rename(columns={"ill": "sick"}).to_csv("new.csv", index=False)
+    assert "72 rows with labels" in told(["onboard", "a", "--data", "new.csv", "--target", "sick"], capsys)
+    for text, named in (
+        ("age\n3\n", "new.csv: column 'sex' is absent"),
+        ("age,sex,ill\n3,f,maybe\n", "new.csv: y has the labels maybe"),
+        ("age,sex\n", "new.csv: no rows"),
+        ("", "new.csv is empty"),
+        ("age,sex\n1,2,3\n", "new.csv cannot be read as CSV"),
+    ):
+        Path("new.csv").write_text(text)
+        assert named in complaint(["onboard", "a", "--data", "new.csv"], capsys)
+    assert "give a .csv file with the columns age, sex" in complaint(["onboard", "a", "--data", "ward.npz"], capsys)
+    frame.to_csv("new.csv", index=False)
+    assert "'illness' is not known" in complaint(["onboard", "a", "--data", "new.csv", "--target", "illness"], capsys)
+
+
+def test_a_regression_predicts_mean_and_sd_with_the_clients_standard_errors(capsys):
+    rows = [f"{client},{x},{2 * x + client},0.5" for client in range(4) for x in range(10)]
+    Path("d.csv").write_text("\n".join(["who,x,y,se", *rows]) + "\n")
+    columns = ["--data", "d.csv", "--target", "y", "--client", "who", "--scale", "se", "--task", "regression"]
+    assert main(["run", "fedavg", *columns, "--rounds", "2", "--step-size", "0.01", "--out", "a"]) == 0
+    Path("new.csv").write_text("\n".join(["x,y,se", *(f"{x},{2 * x},0.25" for x in range(10))]) + "\n")
+    out = told(["onboard", "a", "--data", "new.csv"], capsys)
+    assert "RMSE" in out
+    Path("new.csv").write_text("\n".join(["x,se", *(f"{x},0.25" for x in range(10))]) + "\n")
+    assert "mean standard deviation 0.25" in told(["onboard", "a", "--data", "new.csv", "--name", "b"], capsys)
+    found = rows_of("a/onboarded/b/predictions.csv")
+    assert list(found[0]) == ["mean", "sd"]
+    expected = priory.load("a").onboard().predict(pd.read_csv("new.csv"), scale=np.full(10, 0.25))
+    np.testing.assert_allclose([float(row["mean"]) for row in found], expected.mean, rtol=1e-4, atol=1e-6)
+    Path("new.csv").write_text("x\n1\n2\n")
+    assert "new.csv: no 'se', and the run knows" in complaint(["onboard", "a", "--data", "new.csv"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("given", "lacking"),
+    [(["--data", "ward.npz"], "labels"), (["--predict", "ward.npz"], "data")],
+    ids=["inputs alone", "nothing"],
+)
+def test_a_method_without_a_global_model_says_what_it_needs(made, capsys, given, lacking):
+    sentence = complaint(["onboard", made("fedrep", *TINY[:-1], "mlp:8"), *given], capsys)
+    assert f"fedrep has nothing for a client without {lacking}, since it has no global model; give " in sentence
+    assert not Path("fedrep/onboarded").exists()
+
+
+def test_a_method_without_a_global_model_onboards_with_labels(made, capsys):
+    out = told(["onboard", made("fedrep", *TINY[:-1], "mlp:8"), "--data", "clinic.npz"], capsys)
+    assert [line[:17] for line in out.splitlines() if line.startswith(("no data", "inputs"))] == ["inputs and labels"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "more", "named"),
+    [
+        (None, ["--data", "absent.npz"], "absent.npz is no file"),
+        (None, ["--data", "clinic.txt"], "clinic.txt is neither a .npz nor a .csv file"),
+        (None, ["--data", "clinic.csv"], "clinic.csv is no file"),
+        (None, [], "give --predict FILE, or --data FILE"),
+        (None, ["--data", "clinic.npz", "--test", "1"], "test=1.0 lies outside [0, 1)"),
+        (None, ["--data", "clinic.npz", "--test", "-0.1"], "test=-0.1 lies outside [0, 1)"),
+        (None, ["--data", "clinic.npz", "--test", "0"], "test=0 holds out none of 50 rows"),
+        (None, ["--data", "clinic.npz", "--seed", "-1"], "seed=-1 is below 0"),
+        (None, ["--data", "clinic.npz", "--name", "../a"], "name='../a' is no plain name"),
+        (None, ["--data", "clinic.npz", "--name", ""], "name='' is no plain name"),
+        ({"y": np.zeros(3, int)}, ["--data", "bad.npz"], "bad.npz has no array 'x', only y"),
+        ({"x": np.zeros((3, 64))}, ["--data", "bad.npz"], "bad.npz: Examples of shape (64,) do not fit"),
+        ({"x": np.zeros((0, 8, 8, 1))}, ["--data", "bad.npz"], "bad.npz: no rows"),
+        ({"x": np.zeros((3, 8, 8, 1)), "y": np.zeros(2)}, ["--data", "bad.npz"], "y has shape (2,) and x 3 rows"),
+        ({"x": np.zeros((3, 8, 8, 1)), "y": np.full(3, 11)}, ["--data", "bad.npz"], "bad.npz: y has the labels 11"),
+        ({"x": np.full((3, 8, 8, 1), np.nan)}, ["--predict", "bad.npz"], "bad.npz: x is NaN or infinite in 3 of 3"),
+    ],
+)
+def test_what_cannot_be_used_ends_in_one_sentence_and_writes_nothing(made, capsys, arrays, more, named):
+    if arrays is not None:
+        np.savez("bad.npz", **arrays)
+    assert named in complaint(["onboard", made("fedavg"), *more], capsys)
+    assert not Path("fedavg/onboarded").exists()
+
+
+@pytest.mark.parametrize("text", ["", "no archive"])
+def test_a_file_that_is_no_archive_ends_in_one_sentence(made, capsys, text):
+    Path("bad.npz").write_text(text)
+    assert "bad.npz cannot be read" in complaint(["onboard", made("fedavg"), "--data", "bad.npz"], capsys)
+    with Path("bad.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
+    assert "bad.npz cannot be read" in complaint(["onboard", "fedavg", "--data", "bad.npz"], capsys)
+
+
+def test_a_table_does_not_fit_a_run_on_arrays(made, capsys):
+    Path("clinic.csv").write_text("a,b\n1,2\n")
+    assert "give a .npz file with x" in complaint(["onboard", made("fedavg"), "--data", "clinic.csv"], capsys)
+
+
+def test_a_run_that_is_not_finished_is_refused(made, capsys):
+    Path(made("fedavg"), "summary.json").unlink()
+    sentence = complaint(["onboard", "fedavg", "--data", "clinic.npz"], capsys)
+    assert "fedavg is not finished" in sentence
+    assert "priory resume fedavg" in sentence
+    assert "cannot be read" in complaint(["onboard", "absent", "--data", "clinic.npz"], capsys)
+
+
+def test_a_full_disk_ends_in_one_sentence(made, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(onboard, "write_atomically", full)
+    sentence = complaint(["onboard", made("fedavg"), "--data", "ward.npz"], capsys)
+    assert "onboarded/ward cannot be written (No space left on device)" in sentence
+
+
+def test_the_help_explains_every_flag(capsys):
+    assert main(["onboard", "--help"]) == 0
+    out = capsys.readouterr().out
+    for word in ("DIR", "--data", "--predict", "--target", "--name", "--test", "--seed", "population"):
+        assert word in out
+
+
+def test_the_page_tells_which_method_offers_which_way():
+    rows = re.findall(r"^\| `([\w-]+)` \| (yes|–) \| (yes|–) \| (yes|–) \|$", PAGE.read_text(), re.MULTILINE)
+    known = {name: cls for name, cls in methods.REGISTRY.items() if cls is not Shifted}
+    assert {name: ways for name, *ways in rows} == {
+        name: ["yes", *("yes" if isinstance(cls(), way) else "–" for way in (Unlabelled, Population))]
+        for name, cls in known.items()
+    }
+
+
+@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")  # one round is too little, and is said to be
+def test_the_commands_of_the_page_run(capsys):
+    commands = re.findall(r"^\$ priory ([^#\n]*)", PAGE.read_text(), re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["run", *["onboard"] * 4]
+    for command in commands:
+        short = re.sub(r" --rounds \d+", "", command).split()
+        assert main([*short, *(["--rounds", "1", "--model", "mlp:8"] if short[0] == "run" else [])]) == 0
+    assert sorted(os.listdir("runs/digits/onboarded")) == ["clinic", "clinic-2", "nobody", "ward"]
+    assert "newcomers, unlabelled" in capsys.readouterr().out
