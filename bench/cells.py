@@ -124,22 +124,29 @@ def run_missing(cells: Sequence[Cell], seconds: float, estimate_only: bool) -> N
         print(f"{cell.path.name}  {time.perf_counter() - started:.0f} s", flush=True)
 
 
-def values(summaries: list[dict[str, Any]], column: Column) -> list[float]:
+def values(summaries: list[dict[str, Any]], column: Column) -> list[float] | None:
+    """The column's number of each summary; None where a method has no such number."""
     found = []
     for value in summaries:
         for part in column.path:
-            value = value[part]
+            value = value.get(part)
+            if value is None:
+                return None
         found.append(column.factor * value)
     return found
 
 
 def mean_of(summaries: list[dict[str, Any]], column: Column) -> str:
-    return written(values(summaries, column), column)
+    found = values(summaries, column)
+    return "–" if found is None else written(found, column)
 
 
 def difference(own: list[dict[str, Any]], other: list[dict[str, Any]], column: Column) -> str:
     """The mean of paired differences with its standard error."""
-    return written([a - b for a, b in zip(values(own, column), values(other, column), strict=True)], column, sign=True)
+    first, second = values(own, column), values(other, column)
+    if first is None or second is None:
+        return "–"
+    return written([a - b for a, b in zip(first, second, strict=True)], column, sign=True)
 
 
 def written(numbers: list[float], column: Column, sign: bool = False) -> str:

@@ -27,7 +27,7 @@ import numpy as np  # noqa: E402
 from by_hand import fedavg_round  # noqa: E402
 
 import priory  # noqa: E402
-from priory import FedAvg, FedHBMixture, FedHBNIW, FedProx, Optimiser, PFedBayes, SFedBayes, Work  # noqa: E402
+from priory import FedAvg, FedHBMixture, FedHBNIW, FedProx, FedVI, Optimiser, PFedBayes, SFedBayes, Work  # noqa: E402
 from priory.bayes import kernels  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -45,6 +45,7 @@ def main() -> None:
         "sfedbayes": sfedbayes,
         "fedhb": fedhb,
         "langevin": langevin,
+        "fedvi": fedvi,
         "clients": clients,
         "accuracy": accuracy,
     }
@@ -156,6 +157,21 @@ def langevin(_: argparse.Namespace) -> None:
     )
     text = f"{ours / theirs:.2f} x its gradient; {1e6 * ours:.1f} µs against {1e6 * theirs:.1f} µs a step"
     print(f"{'langevin':11} {text} (at most 1.3)")
+    kept = jax.jit(lambda z, key: kernels.sample("ula", log_density, z, 1e-3, key, num_steps=steps))
+    memory = kept.lower(start, jax.random.key(0)).compile().memory_analysis()
+    numbers = steps * sum(leaf.size for leaf in start.values())
+    held = (memory.temp_size_in_bytes + memory.output_size_in_bytes) / (4 * numbers)
+    print(f"{'langevin':11} a chain that keeps all of its M steps holds {held:.2f} M d numbers (M d are kept)")
+
+
+def fedvi(_: argparse.Namespace) -> None:
+    """A round of FedVI against one of FedAvg with the same embedding, both ours: 4 clients, 3 steps of 32 images."""
+    federation, network, work = _random_federation(4, 96), "reddi:16,32,64", Work(batch_size=32)
+    ours, plain = _alternate(
+        lambda: _seconds_a_round(FedVI(work=work), federation, network, 10),
+        lambda: _seconds_a_round(FedAvg(work=work), federation, network, 10),
+    )
+    _print("fedvi", f"{ours / plain:.2f} x a FedAvg round", "at most 1.5", ours, plain)
 
 
 def clients(_: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ density has changed, as it does between rounds; so a state lives as long as one 
 since its preconditioner is one over a gradient) and the learning rate for map.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -34,13 +35,15 @@ LogDensity = Callable[[Position, Key], Array]
 Kind = Literal["ula", "sgld", "mala", "hmc", "nuts", "psgld", "map"]
 KINDS: tuple[Kind, ...] = ("ula", "sgld", "mala", "hmc", "nuts", "psgld", "map")
 EXACT: tuple[Kind, ...] = ("mala", "hmc", "nuts")  # these need the density itself: no minibatch
+NOISY: tuple[Kind, ...] = ("ula", "sgld", "psgld")
 
 DECAY, DAMPING = 0.99, 1e-5  # of psgld's preconditioner G = 1/(damping + √V), that of RMSprop
 FLATTEST = 1e-6  # the least curvature told, so that a step size made of it is finite
+NOISE_AT_ONCE = 2**20  # normals drawn in one go, 4 MB: a few at a time cost more than a gradient
 
 State = tuple[Any, ...]  # the position, and what a kernel remembers within one call
 Begin = Callable[[Position], State]
-Step = Callable[[State, Key], tuple[State, Array]]
+Step = Callable[[State, Key, Position], tuple[State, Array]]  # given a tree of normals, if the kernel is noisy
 
 
 @struct
@@ -79,25 +82,42 @@ def sample(
     """
     assert 0 <= burn_in < num_steps, "a chain keeps at least one step"
     num_kept = -(-(num_steps - burn_in) // thin)
-    key_density, key_steps = jax.random.split(key)
+    key_density, key_steps, key_noise = jax.random.split(key, 3)
     if kind in EXACT:
         begin, step = _exact(kind, lambda z: log_density(z, jax.random.clone(key_density)), step_size, leapfrog)
     else:
         begin, step = _unadjusted(kind, jax.grad(log_density), step_size)
+    flat, unravel = ravel_pytree(start)
 
-    def advance(carry: tuple[State, Position, Array], number: Array) -> tuple[Any, None]:
+    def advance(carry: tuple[State, Position, Array], at: tuple[Array, Array | None]) -> tuple[Any, None]:
         state, kept, accepted = carry
-        state, probability = step(state, jax.random.fold_in(key_steps, number))
+        number, noise = at
+        state, probability = step(
+            state, jax.random.fold_in(key_steps, number), None if noise is None else unravel(noise)
+        )
         place, skipped = jnp.divmod(number - burn_in, thin)
-        # What is not kept is written out of bounds, which drops it.
+        # What is not kept is written to a row beyond, which goes in the end: a slice, where a scatter would be slow.
         place = jnp.where((number >= burn_in) & (skipped == 0), place, num_kept)
-        kept = jax.tree.map(lambda buffer, leaf: buffer.at[place].set(leaf, mode="drop"), kept, state[0])
+        kept = jax.tree.map(
+            lambda rows, leaf: jax.lax.dynamic_update_index_in_dim(rows, leaf, place, 0), kept, state[0]
+        )
         return (state, kept, accepted + probability), None
 
-    room = jax.tree.map(lambda leaf: jnp.zeros((num_kept, *leaf.shape), leaf.dtype), start)
+    def block(carry: tuple[State, Position, Array], numbers: Array) -> tuple[Any, None]:
+        noise = None
+        if kind in NOISY:
+            noise = _normals(jax.random.fold_in(key_noise, numbers[0]), (len(numbers), flat.size))
+        return jax.lax.scan(advance, carry, (numbers, noise))[0], None
+
+    room = jax.tree.map(lambda leaf: jnp.zeros((num_kept + 1, *leaf.shape), leaf.dtype), start)
     carry = (begin(start), room, jnp.float32(0))
-    (state, kept, accepted), _ = jax.lax.scan(advance, carry, jnp.arange(num_steps))
-    return Chain(state[0], kept, accepted / num_steps)
+    length = -(-num_steps // -(-num_steps * flat.size // NOISE_AT_ONCE)) if flat.size else num_steps
+    numbers, whole = jnp.arange(num_steps), num_steps - num_steps % length
+    carry, _ = jax.lax.scan(block, carry, numbers[:whole].reshape(-1, length))
+    if whole < num_steps:
+        carry, _ = block(carry, numbers[whole:])
+    state, kept, accepted = carry
+    return Chain(state[0], jax.tree.map(lambda rows: rows[:num_kept], kept), accepted / num_steps)
 
 
 def curvature(log_density: LogDensity, position: Position, key: Key, num_iterations: int = 10) -> Array:
@@ -116,7 +136,8 @@ def curvature(log_density: LogDensity, position: Position, key: Key, num_iterati
         image = hessian(trees.scale(1 / jnp.maximum(length, FLATTEST), direction))
         return image, trees.norm(image)
 
-    direction = _noise(key_start, position)
+    flat, unravel = ravel_pytree(position)
+    direction = unravel(_normals(key_start, flat.shape))
     _, length = jax.lax.fori_loop(0, num_iterations, iterate, (direction, trees.norm(direction)))
     return jnp.maximum(length, FLATTEST)
 
@@ -160,7 +181,7 @@ def _exact(
     def begin(position: Position) -> State:
         return algorithm.init(position, log_density)
 
-    def step(state: State, key: Key) -> tuple[State, Array]:
+    def step(state: State, key: Key, _: Position) -> tuple[State, Array]:
         mass = () if kind == "mala" else (jnp.ones(trees.size(state[0])),)
         lengths = (leapfrog,) if kind == "hmc" else ()
         # Raw key data: in a vmap the branches of nuts become a select, which JAX's key check takes for a second use.
@@ -184,10 +205,9 @@ def _unadjusted(kind: Kind, gradient: LogDensity, step_size: Array | float) -> t
     def begin(position: Position) -> State:
         return (position, *memories[kind](position))
 
-    def step(state: State, key: Key) -> tuple[State, Array]:
-        key_density, key_noise = jax.random.split(key)
+    def step(state: State, key: Key, noise: Position) -> tuple[State, Array]:
         position, *memory = state
-        slope = gradient(position, key_density)
+        slope = gradient(position, key)
         if kind == "map":
             moves, optimiser = adam.update(trees.scale(-1.0, slope), memory[0], position)
             return (optax.apply_updates(position, moves), optimiser), jnp.float32(1)
@@ -199,12 +219,17 @@ def _unadjusted(kind: Kind, gradient: LogDensity, step_size: Array | float) -> t
         def move(z: Array, g: Array, gamma: Array | float, xi: Array) -> Array:
             return z + gamma * g + jnp.sqrt(2 * gamma) * xi  # FedPop, algorithm 1, line 14
 
-        return (jax.tree.map(move, position, slope, rate, _noise(key_noise, position)), *memory), jnp.float32(1)
+        return (jax.tree.map(move, position, slope, rate, noise), *memory), jnp.float32(1)
 
     return begin, step
 
 
-def _noise(key: Key, like: Position) -> Position:
-    """A tree of standard normals."""
-    vector, unravel = ravel_pytree(like)
-    return unravel(jax.random.normal(key, vector.shape))
+def _normals(key: Key, shape: tuple[int, ...]) -> Array:
+    """Standard normals, for less than JAX's default costs.
+
+    This generator takes both words of each block that it encrypts, and not one; whole lots of 1024, since XLA runs
+    ragged halves number by number.
+    """
+    size = math.prod(shape)
+    with jax.threefry_partitionable(False):
+        return jax.random.normal(key, (-(-size // 1024) * 1024,))[:size].reshape(shape)

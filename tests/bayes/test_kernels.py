@@ -6,6 +6,7 @@ Statistics come from independent chains, so a standard error is the spread over 
 import math
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -182,14 +183,40 @@ def test_the_positions_of_ascent_are_those_of_a_loop_by_hand():
     np.testing.assert_allclose(flat(chain.kept), jnp.stack(every)[1::2], rtol=1e-5)
 
 
-def test_a_chain_takes_the_memory_of_what_it_keeps():
+def sizes_in(jaxpr):
+    """Numbers in each array that a program makes, its loops included."""
+    for eqn in jaxpr.eqns:
+        yield from (math.prod(v.aval.shape) for v in eqn.outvars)
+        for inner in jax.extend.core.jaxprs_in_params(eqn.params):
+            yield from sizes_in(inner)
+
+
+def test_a_chain_takes_the_memory_of_what_it_keeps_and_a_bounded_block_of_noise(monkeypatch):
     def run(key):
         return kernels.sample(
             "ula", lambda z, _: -jnp.sum(z * z), jnp.zeros(1000), 0.1, key, num_steps=500, burn_in=495
         )
 
-    largest = max(math.prod(v.aval.shape) for eqn in jax.make_jaxpr(run)(jax.random.key(0)).eqns for v in eqn.outvars)
-    assert largest == 5 * 1000
+    monkeypatch.setattr(kernels, "NOISE_AT_ONCE", 20_000)
+    program = jax.make_jaxpr(run)(jax.random.key(0)).jaxpr
+    assert max(math.prod(v.aval.shape) for eqn in program.eqns for v in eqn.outvars) == (5 + 1) * 1000
+    assert max(sizes_in(program)) <= 20_480  # rounded up to whole lots
+
+
+def test_where_noise_is_drawn_in_blocks_every_step_has_its_own(monkeypatch):
+    def steps(at_once):
+        monkeypatch.setattr(kernels, "NOISE_AT_ONCE", at_once)
+        start = {"a": jnp.zeros(3), "b": jnp.zeros(2)}
+        chain = kernels.sample("ula", lambda z, _: 0.0 * z["a"][0], start, 0.5, jax.random.key(0), num_steps=4001)
+        return np.diff(
+            np.hstack([chain.kept["a"], chain.kept["b"]]), axis=0
+        ).ravel()  # √(2γ) ξ with γ = ½: standard normal
+
+    for at_once in (50, 7000, 10**6):  # 10 steps in a block, three blocks of which the last is shorter, one block
+        noise = steps(at_once)
+        assert len(np.unique(noise)) > 0.99 * len(noise)
+        assert abs(noise.mean()) < 4 / len(noise) ** 0.5
+        assert abs(noise.var() - 1) < 4 * (2 / len(noise)) ** 0.5
 
 
 @each_kind
