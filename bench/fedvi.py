@@ -71,7 +71,7 @@ ROWS = {
     "fedavg": "fedavg:step-size=0.1",
     "fedrep": "fedrep:step-size=0.1,head-epochs=2",
     "ditto": "ditto:step-size=0.1",
-    "fedvi": "fedvi:step-size=0.1,batch-size=32,server-step-size=1.0,server-momentum=0.0",
+    "fedvi": "fedvi:step-size=0.1,server-step-size=1.0",
 }
 TURNED = {"transform": "rotate-by-client"}
 TAUS = ("0", "1e-9", "1e-6", "1e-3", "0.1")
