@@ -1,4 +1,8 @@
-"""Settings of the whole suite: strict JAX, two CPU devices, compiled code kept between runs."""
+"""Settings of the whole suite: strict JAX, two CPU devices, compiled code kept between runs.
+
+It is kept with the command line's, outside the working tree: compiling takes longer than all else, and a second clone
+need not do it again.
+"""
 
 import gc
 import os
@@ -8,14 +12,14 @@ from pathlib import Path
 import jax
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from priory.cli.start import cache_directory
 
 # Set on import, since JAX reads the device count once, at its first use.
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
-jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "xla"))
+jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -40,7 +40,7 @@ def scores_of(path: str) -> tuple:
 
 def priory_process(*argv: str, **kwargs) -> subprocess.Popen:
     environment = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "xla"),
+        "JAX_COMPILATION_CACHE_DIR": str(start.cache_directory()),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PYTHONPATH": str(ROOT),
     }

@@ -1,11 +1,9 @@
 """Whole runs of FedVI: context that inputs alone give, regression, every form, and what a user may get wrong."""
 
-import equinox as eqx
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 import priory
 from priory import FedVI, Optimiser, Work
@@ -168,41 +166,17 @@ def test_a_bad_setting_is_refused_in_one_sentence(fields, sentence):
 
 
 class Pixels(nn.Module):
-    """The last layer sees an image."""
+    """The last layer sees an image; `tests/fed/test_embedding.py` has the other networks that do not fit."""
 
     @nn.compact
     def __call__(self, x):
         return nn.Dense(3)(nn.relu(nn.Conv(4, (3, 3))(x))).mean(axis=(1, 2))
 
 
-class NoBias(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(3, use_bias=False)(nn.relu(nn.Dense(5)(x.reshape(x.shape[0], -1))))
-
-
-class Nnx(nnx.Module):
-    def __init__(self):
-        self.layer = nnx.Linear(16, 3, rngs=nnx.Rngs(0))
-
-    def __call__(self, x):
-        return self.layer(x.reshape(x.shape[0], -1))
-
-
-class Flat(eqx.Module):
-    layer: eqx.nn.Linear
-
-    def __call__(self, x):
-        return self.layer(x.reshape(-1))
-
-
 UNFIT = {
     "an image before the last layer": {"model": Pixels()},
-    "a last layer without bias": {"model": NoBias()},
     "nothing but a constant": {"model": "intercept"},
     "a head of two layers": {"model": "mlp:16,16", "head": "Dense_1|Dense_2"},
-    "a module of NNX": {"model": Nnx()},
-    "a module of Equinox": {"model": Flat(eqx.nn.Linear(16, 3, key=jax.random.key(0)))},
 }
 
 
