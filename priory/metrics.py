@@ -8,6 +8,7 @@ NLL          mean of −log p(y | x), nats
 Brier        mean of Σ_c (p_c − 1[y = c])², between 0 and 2 (summed over classes, not halved)
 ECE, MCE     mean and largest gap |confidence − accuracy| over 15 bins of confidence, (i−1)/15 < p ≤ i/15, p = 0 in the
              first; the mean weighs a bin by its examples, and an empty bin is left out of both
+Reliability  the curve behind ECE and MCE: examples, mean confidence and accuracy of each bin
 Coverage     share of examples inside the central 90 % predictive interval
 Uncertainty  mean entropy −Σ_c p_c log p_c of the predictive mixture, nats; for a regression the mean standard deviation
              of y under it; labels have no part in it
@@ -34,6 +35,7 @@ __all__ = [
     "Spread",
     "Tally",
     "add",
+    "calibration_errors",
     "confidence_bin",
     "entropy",
     "from_json",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 NUM_BINS = 15
+CURVE = ("count", "confidence", "accuracy")  # the columns of `Scores.reliability`
 
 
 @struct
@@ -219,6 +222,8 @@ class Scores:
         uncertainty: Mean entropy of the predictive, nats.
         per_client: `accuracy`, `nll`, `brier`, `uncertainty` and `count`, each (clients,); NaN for a client without
             test examples.
+        reliability: (15, 3); per bin of confidence the examples, their mean confidence and their accuracy, both NaN in
+            a bin without examples.
     """
 
     accuracy: float
@@ -229,10 +234,13 @@ class Scores:
     uncertainty: float
     clients: Spread
     per_client: dict[str, np.ndarray] = field(repr=False, compare=False)
+    reliability: np.ndarray = field(repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """The pooled scores and the spread as plain numbers; what is not finite becomes None."""
-        return _to_json(self, "accuracy", "nll", "ece", "mce", "brier", "uncertainty")
+        """The pooled scores, the spread and the curve as plain numbers; what is not finite becomes None."""
+        pooled = _to_json(self, "accuracy", "nll", "ece", "mce", "brier", "uncertainty")
+        columns = zip(CURVE, self.reliability.T.tolist(), strict=True)
+        return pooled | {"reliability": {name: [_finite(value) for value in values] for name, values in columns}}
 
 
 @dataclass(frozen=True)
@@ -280,18 +288,31 @@ def _classification(tallies: Any) -> Scores:
         "count": tallies.count,
     }
     bins = tallies.bins.sum(axis=0)
-    gaps = np.abs(bins[:, 1] - bins[:, 2])  # n_b |confidence_b − accuracy_b|
-    filled = bins[:, 0] > 0
+    reliability = np.stack([bins[:, 0], _ratio(bins[:, 1], bins[:, 0]), _ratio(bins[:, 2], bins[:, 0])], axis=1)
+    ece, mce = calibration_errors(reliability)
     return Scores(
         accuracy=float(tallies.correct.sum() / num),
         nll=float(tallies.nll.sum() / num),
-        ece=float(gaps.sum() / num),
-        mce=float((gaps[filled] / bins[filled, 0]).max()),
+        ece=ece,
+        mce=mce,
         brier=float(tallies.brier.sum() / num),
         uncertainty=float(tallies.uncertainty.sum() / num),
         clients=_spread(per_client["accuracy"][tallies.count > 0], higher_is_better=True),
         per_client=per_client,
+        reliability=reliability,
     )
+
+
+def calibration_errors(reliability: np.ndarray) -> tuple[float, float]:
+    """ECE and MCE of a curve (bins, 3): Σ_b n_b |confidence_b − accuracy_b| / n and the largest of the differences.
+
+    NaN for a curve of no examples.
+    """
+    count, confidence, accuracy = reliability[reliability[:, 0] > 0].T
+    if not len(count):
+        return math.nan, math.nan
+    gaps = np.abs(confidence - accuracy)
+    return float((count * gaps).sum() / count.sum()), float(gaps.max())
 
 
 def _regression(tallies: Any) -> RegressionScores:
@@ -327,7 +348,7 @@ def _sum_under(mask: Array) -> Callable[[Array], Array]:
 
 
 def _ratio(sums: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """The quotient (clients,), NaN for a client without examples."""
+    """The quotient, NaN for a client or a bin without examples."""
     return np.divide(sums, count, out=np.full_like(sums, np.nan), where=count > 0)
 
 
@@ -348,6 +369,10 @@ def from_json(pooled: dict[str, Any], per_client: dict[str, list[float | None]])
     clients = Spread(**{name: number(value) for name, value in pooled["clients"].items()})
     columns = {name: np.array([number(v) for v in vs]) for name, vs in per_client.items() if name != "client"}
     columns.setdefault("uncertainty", np.full(max(map(len, columns.values()), default=0), math.nan))
-    rest = {name: number(value) for name, value in pooled.items() if name != "clients"}
-    kind = Scores if "accuracy" in pooled else RegressionScores
-    return kind(**{"uncertainty": math.nan, **rest}, clients=clients, per_client=columns)
+    rest = {name: number(value) for name, value in pooled.items() if name not in ("clients", "reliability")}
+    rest.setdefault("uncertainty", math.nan)
+    if "accuracy" not in pooled:
+        return RegressionScores(**rest, clients=clients, per_client=columns)
+    curve = pooled.get("reliability", dict.fromkeys(CURVE, [None] * NUM_BINS))
+    reliability = np.array([[number(value) for value in curve[name]] for name in CURVE]).T
+    return Scores(**rest, clients=clients, per_client=columns, reliability=reliability)

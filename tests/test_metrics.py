@@ -1,3 +1,5 @@
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,12 +80,14 @@ def test_labels_drawn_from_the_predictive_are_calibrated_up_to_sampling_noise():
     key_logits, key_label = jax.random.split(jax.random.key(0))
     log_probs = jax.nn.log_softmax(jax.random.normal(key_logits, (num, 5)))
     y = jax.random.categorical(key_label, log_probs)
-    tally = tally_classification(log_probs, y, everyone(num))
-    # A bin adds |N(0, Σ p(1−p))| / n to the ECE; their standard deviations sum to at most √(15 n / 4) / n.
-    noise = np.sqrt(metrics.NUM_BINS / (4 * num))
-    scores = metrics.summarise(stack(tally))
-    assert 0 < scores.ece < 2 * noise
-    assert abs(scores.accuracy - float(jnp.exp(log_probs).max(axis=-1).mean())) < 3 * np.sqrt(0.25 / num)
+    scores = metrics.summarise(stack(tally_classification(log_probs, y, everyone(num))))
+    # A bin adds |N(0, Σ p(1−p))| / n to the ECE: a half-normal of mean √(2/π) s_b and variance (1 − 2/π) s_b².
+    confidence = np.exp(np.asarray(log_probs, np.float64)).max(axis=-1)
+    place = np.asarray(metrics.confidence_bin(jnp.asarray(confidence, jnp.float32)))
+    variance = np.bincount(place, weights=confidence * (1 - confidence), minlength=metrics.NUM_BINS) / num**2
+    expected, error = np.sqrt(2 / np.pi * variance).sum(), np.sqrt((1 - 2 / np.pi) * variance.sum())
+    assert abs(scores.ece - expected) < 4 * error  # and `expected` is O(1/√n)
+    assert abs(scores.accuracy - confidence.mean()) < 4 * np.sqrt(variance.sum())
 
 
 def test_bins_are_closed_on_the_right():
@@ -91,6 +95,36 @@ def test_bins_are_closed_on_the_right():
     assert metrics.confidence_bin(edges).tolist() == list(range(15))
     above = jnp.nextafter(edges[:-1], jnp.ones(14))
     assert metrics.confidence_bin(above).tolist() == list(range(1, 15))
+
+
+def test_the_reliability_curve_has_examples_confidence_and_accuracy_of_each_bin():
+    # Bins of 1/15 from 0: 0.9 falls in the 14th, 0.7 in the 11th, and the two clients are pooled there.
+    clients = (constant_confidence(0.9, 30, 27), constant_confidence(0.7, 10, 3), constant_confidence(0.7, 10, 8))
+    curve = metrics.summarise(stack(*clients)).reliability
+    assert curve.shape == (15, 3)
+    assert_allclose(curve[[10, 13]], [[20, 0.7, 0.55], [30, 0.9, 0.9]], rtol=1e-6)
+
+
+def test_an_empty_bin_has_no_confidence_and_no_accuracy():
+    curve = metrics.summarise(stack(constant_confidence(0.8, num=10, num_correct=6))).reliability
+    empty = np.delete(curve, 11, axis=0)
+    assert (empty[:, 0] == 0).all()
+    assert np.isnan(empty[:, 1:]).all()
+
+
+def test_calibration_errors_are_those_of_the_curve():
+    log_probs, y = random_predictions(num=512)
+    scores = metrics.summarise(stack(tally_classification(log_probs, y, everyone(512))))
+    count, confidence, accuracy = scores.reliability[scores.reliability[:, 0] > 0].T
+    assert len(count) > 5
+    gaps = np.abs(confidence - accuracy)
+    assert_allclose([scores.ece, scores.mce], [np.average(gaps, weights=count), gaps.max()], rtol=1e-12)
+
+
+def test_the_reliability_curve_of_a_diverged_run_is_null_where_it_is_not_finite():
+    tally = tally_classification(jnp.full((3, 3), jnp.nan), jnp.arange(3), everyone(3))
+    curve = metrics.summarise(stack(tally)).to_json()["reliability"]
+    assert [curve[name][0] for name in ("count", "confidence", "accuracy")] == [3, None, 0]
 
 
 def test_confidence_zero_falls_in_the_first_bin():
@@ -252,7 +286,7 @@ def test_an_infinite_client_becomes_null_without_hiding_the_others():
 def test_summaries_have_the_keys_of_a_run_summary():
     classes = metrics.summarise(classification_of([1], [2])).to_json()
     numbers = metrics.summarise(regression_of([1.0])).to_json()
-    assert set(classes) == {"accuracy", "nll", "ece", "mce", "brier", "uncertainty", "clients"}
+    assert set(classes) == {"accuracy", "nll", "ece", "mce", "brier", "uncertainty", "clients", "reliability"}
     assert set(numbers) == {"rmse", "nll", "coverage_90", "uncertainty", "clients"}
     assert set(classes["clients"]) == set(numbers["clients"]) == {"mean", "worst", "p10"}
 
@@ -332,6 +366,24 @@ def test_scores_come_back_from_json(tallies):
     again = metrics.from_json(scores.to_json(), {"client": ["a", "b"], **columns})
     assert again == scores
     assert_allclose(again.per_client["uncertainty"], scores.per_client["uncertainty"])
+
+
+def test_the_reliability_curve_comes_back_from_json():
+    log_probs, y = random_predictions()
+    scores = metrics.summarise(stack(tally_classification(log_probs, y, everyone(64))))
+    again = metrics.from_json(json.loads(json.dumps(scores.to_json(), allow_nan=False)), {})
+    np.testing.assert_array_equal(again.reliability, scores.reliability)
+    assert metrics.calibration_errors(again.reliability) == (scores.ece, scores.mce)
+
+
+def test_scores_that_were_written_without_a_reliability_curve_read_as_nan():
+    scores = metrics.summarise(classification_of([1, 2], [2, 2]))
+    pooled = {name: value for name, value in scores.to_json().items() if name != "reliability"}
+    again = metrics.from_json(pooled, {})
+    assert again.accuracy == scores.accuracy
+    assert again.reliability.shape == (15, 3)
+    assert np.isnan(again.reliability).all()
+    assert np.isnan(metrics.calibration_errors(again.reliability)).all()
 
 
 @pytest.mark.parametrize("tallies", [classification_of([1, 2], [2, 2]), regression_of([1.0, 2.0])])

@@ -30,6 +30,7 @@ class DataFlags:
         sizes: Training examples per client, such as 0.9=5,0.1=10: 5 for 90 % of the clients, 10 for the rest.
         transform: Changes by client: invert-half, mix:DATASET, rotate-by-client or corrupt-by-client.
         min_examples: Training examples that every client must have.
+        align: Unlabelled rows known to all: own:500, own:500:classes=5, DATASET:500, FILE.npz or FILE.npz:500.
         scaling: standard, unit ([0, 1]), symmetric ([-1, 1]) or none; by default what suits the data.
         target: Column to predict (CSV).
         client: Column that names the client of a row (CSV).
@@ -50,6 +51,7 @@ class DataFlags:
     sizes: str | None = None
     transform: tuple[str, ...] = ()
     min_examples: int = 1
+    align: str | None = None
     scaling: str | None = None
     target: str | None = None
     client: str | None = None
@@ -73,6 +75,7 @@ class DataFlags:
             sizes=self.sizes,
             transform=self.transform,
             min_examples=self.min_examples,
+            align=self.align,
         )
 
     def column(self) -> str | None:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from priory.core.errors import UsageError
-from priory.data import partition, transforms
+from priory.data import alignment, partition, transforms
+from priory.data.alignment import PublicRows
 from priory.data.dataset import Dataset
-from priory.data.federation import Federation, Split, checksum
+from priory.data.federation import Federation, Origin, Split, checksum
 from priory.data.options import Options, Plan, plan
 from priory.data.splits import Purpose, draw, hold_out_units, majority, stream
 from priory.data.tables import Encoder, fit_encoder
@@ -32,6 +33,7 @@ def build(dataset: Dataset, options: Options) -> Federation:
     """The federation that the options make of the data set."""
     wanted = plan(dataset, options)
     steps = transforms.parse(wanted.transforms, dataset)
+    dataset, public = _hold_out_public(dataset, steps, wanted)
     deal = _deal_and_split(dataset, wanted)
     clustered = next((step for step in steps if step.makes_clusters), None)
     if clustered is not None:
@@ -40,7 +42,18 @@ def build(dataset: Dataset, options: Options) -> Federation:
         if clustered.name == "mix":
             dataset, deal = _mix(dataset, deal, clustered.argument, wanted)
     order, num_newcomers = _arrange(deal, wanted)
-    return _assemble(dataset, deal, order, num_newcomers, steps, wanted)
+    return _assemble(dataset, deal, order, num_newcomers, steps, public, wanted)
+
+
+def _hold_out_public(
+    dataset: Dataset, steps: tuple[transforms.Transform, ...], wanted: Plan
+) -> tuple[Dataset, PublicRows | None]:
+    """The rows that are left to deal, and the alignment set, where one is wanted."""
+    if wanted.align is None:
+        return dataset, None
+    mixed = next((step.argument for step in steps if step.name == "mix"), None)
+    public = alignment.draw(wanted.align, dataset, wanted.seed, mixed)
+    return (alignment.without(dataset, public.index) if wanted.align.own else dataset), public
 
 
 def _deal_and_split(dataset: Dataset, wanted: Plan) -> Deal:
@@ -246,6 +259,7 @@ def _assemble(
     order: np.ndarray,
     num_newcomers: int,
     steps: tuple[transforms.Transform, ...],
+    public: PublicRows | None,
     wanted: Plan,
 ) -> Federation:
     """The pool sorted by client and part, encoded, transformed and summed up."""
@@ -262,7 +276,9 @@ def _assemble(
     )
     trains = np.arange(3 * num_clients) % 3 == TRAIN
     trains[3 * (num_clients - num_newcomers) :] = False
-    x, shift, factor, encoder = _encode(dataset, dataset.x[rows], np.repeat(trains, count))
+    training = np.repeat(trains, count)
+    x, shift, factor, encoder = _encode(dataset, dataset.x[rows], training)
+    shown = None if public is None else alignment.encoded(public, x[training], factor, encoder)
     truth = {key: value[order] for key, value in deal.truth.items()}
     bounds = np.r_[start[::3], len(rows)]
     x, drawn = transforms.apply(steps, x, bounds, order, num_newcomers, dataset.pixel_max, truth, wanted.seed)
@@ -284,8 +300,10 @@ def _assemble(
         classes=dataset.classes,
         truth={**truth, **drawn},
         spec={**dataset.source, **wanted.spec()},
-        checksum=checksum(x, y, scale, *splits),
+        checksum=checksum(x, y, scale, *splits, shown),
         encoder=encoder,
+        public=shown,
+        public_rows=None if public is None else Origin(public.source, public.index),
     )
 
 

@@ -26,6 +26,7 @@ class PartitionOptions(TypedDict, total=False):
     sizes: str | None
     transform: str | Sequence[str] | None
     min_examples: int
+    align: str | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,6 +82,7 @@ class Dataset:
         sizes: str | None = None,
         transform: str | Sequence[str] | None = None,
         min_examples: int = 1,
+        align: str | None = None,
     ) -> Federation:
         """A federation of these rows; the same arguments give the same bytes.
 
@@ -96,13 +98,17 @@ class Dataset:
             transform: One or several of 'invert-half', 'mix:DATASET', 'rotate-by-client', 'corrupt-by-client'.
             min_examples: Training examples every client must have, validation included; natural clients below it
                 are left out.
+            align: Unlabelled rows known to all: 'own:500' or 'own:500:classes=5' of these rows, held out before they
+                are dealt, 'DATASET:500' of another data set, 'FILE.npz' or 'FILE.npz:500'; see `alignment`.
         """
         from priory.data.build import Options, build
 
         transforms = (transform,) if isinstance(transform, str) else tuple(transform or ())
         return build(
             self,
-            Options(spec, clients, seed, test, validation, newcomers, per_class, sizes, transforms, min_examples),
+            Options(
+                spec, clients, seed, test, validation, newcomers, per_class, sizes, transforms, min_examples, align
+            ),
         )
 
     def __repr__(self) -> str:

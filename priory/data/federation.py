@@ -12,7 +12,7 @@ from priory.data import checks, labels
 if TYPE_CHECKING:
     from priory.data.tables import Encoder
 
-__all__ = ["PARTS", "Federation", "Split", "checksum"]
+__all__ = ["PARTS", "Federation", "Origin", "Split", "checksum"]
 
 PARTS = ("train", "validation", "test")
 
@@ -28,6 +28,14 @@ class Split:
     def total(self) -> int:
         """Rows over all clients."""
         return int(self.count.sum(dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Where rows came from, by name and number: what would be sent instead of them."""
+
+    source: str  # a data set or the path of a file
+    index: np.ndarray  # (rows,) int64 row numbers in the source
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,8 +54,10 @@ class Federation:
         classes: Class names, in label order.
         truth: What is known of each client (cluster, rotation, true weights ...); first axis all clients.
         spec: Everything needed to make it again, see `from_spec`.
-        checksum: sha256 over pool and splits.
+        checksum: sha256 over pool and splits, and the alignment set where there is one.
         encoder: How the columns of a table became inputs; None for arrays and images.
+        public: (rows, ...) unlabelled rows known to all, in the form of the pool: the alignment set; or None.
+        public_rows: Where `public` came from.
     """
 
     name: str
@@ -67,6 +77,8 @@ class Federation:
     spec: dict[str, Any]
     checksum: str
     encoder: "Encoder | None" = None
+    public: np.ndarray | None = None
+    public_rows: Origin | None = None
 
     @property
     def num_clients(self) -> int:
@@ -131,12 +143,13 @@ class Federation:
         return labels.known_codes(y, self.classes, "y")
 
     def describe(self) -> str:
-        """One line: name, clients, examples, shape, classes and split sizes."""
+        """One line: name, clients, examples, shape, classes, split sizes and public rows."""
         newcomers = f" + {self.num_newcomers} newcomers" if self.num_newcomers else ""
         task = "regression" if self.num_classes is None else f"{self.num_classes} classes"
         shape = "x".join(map(str, self.input_shape))
         sizes = ", ".join(f"{getattr(self, part).total} {part}" for part in PARTS if getattr(self, part).total)
-        return f"{self.name}: {self.num_clients} clients{newcomers}, {shape} {self.x.dtype}, {task}, {sizes}"
+        public = "" if self.public is None else f", {len(self.public)} public"
+        return f"{self.name}: {self.num_clients} clients{newcomers}, {shape} {self.x.dtype}, {task}, {sizes}{public}"
 
     def __repr__(self) -> str:
         return f"<Federation {self.describe()}>"

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from priory.core.errors import UsageError
-from priory.data import checks, partition
+from priory.data import alignment, checks, partition
+from priory.data.alignment import Alignment
 from priory.data.dataset import Dataset
 from priory.data.partition import Partition
 
@@ -27,6 +28,7 @@ class Options:
     sizes: str | None
     transforms: tuple[str, ...]
     min_examples: int
+    align: str | None
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Plan:
     sizes: tuple[tuple[float, int], ...]
     transforms: tuple[str, ...]
     min_examples: int
+    align: Alignment | None
 
     @property
     def least_rows(self) -> int:
@@ -65,6 +68,7 @@ class Plan:
             "sizes": ",".join(f"{share!r}={count}" for share, count in self.sizes),
             "transform": list(self.transforms),
             "min_examples": self.min_examples,
+            "align": self.align and str(self.align),
         }
         return {name: value for name, value in given.items() if value is not None and value not in ("", [])}
 
@@ -112,6 +116,7 @@ def plan(dataset: Dataset, options: Options) -> Plan:
         sizes=() if options.sizes is None else parse_sizes(options.sizes),
         transforms=options.transforms,
         min_examples=checks.whole("min_examples", options.min_examples, 1),
+        align=None if options.align is None else alignment.parse(options.align),
     )
 
 

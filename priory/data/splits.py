@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-__all__ = ["Purpose", "draw", "hold_out", "hold_out_units", "majority", "stream"]
+__all__ = ["Purpose", "draw", "hold_out", "hold_out_units", "majority", "rank", "stream"]
 
 
 class Purpose(IntEnum):
@@ -24,6 +24,7 @@ class Purpose(IntEnum):
     CORRUPT = 8
     PIXELS = 9
     NATURAL = 10
+    ALIGN = 11
 
 
 def stream(seed: int, purpose: Purpose, *more: int) -> np.random.Generator:
@@ -54,10 +55,10 @@ def draw(client: np.ndarray, label: np.ndarray, wanted: np.ndarray, rng: np.rand
     extra = wanted - np.bincount(owner, weights=take, minlength=len(wanted)).astype(np.int64)
     left = size - take
     order = np.lexsort((rng.random(len(cells)), take - share, left < 2, left < 1, owner))
-    take[order] += _rank(owner[order]) < extra[owner[order]]
+    take[order] += rank(owner[order]) < extra[owner[order]]
     shuffled = np.lexsort((rng.random(len(cell)), cell))
     mask = np.zeros(len(cell), bool)
-    mask[shuffled] = _rank(cell[shuffled]) < take[cell[shuffled]]
+    mask[shuffled] = rank(cell[shuffled]) < take[cell[shuffled]]
     return mask
 
 
@@ -85,7 +86,7 @@ def majority(unit: np.ndarray, label: np.ndarray) -> np.ndarray:
     return counts.reshape(-1, num_labels).argmax(axis=1)
 
 
-def _rank(key: np.ndarray) -> np.ndarray:
+def rank(key: np.ndarray) -> np.ndarray:
     """0, 1, 2, ... within each run of equal values of a sorted key."""
     starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
     return np.arange(len(key)) - np.repeat(starts, np.diff(np.r_[starts, len(key)]))

@@ -1,0 +1,257 @@
+"""Alignment sets: unlabelled rows that everybody knows, on which clients may compare what they predict.
+
+    own:N               N rows of the data set itself, held out before anything is dealt, so that no client holds one
+    own:N:classes=K     the same, of K classes only
+    DATASET:N           rows of another data set of the same shape, by name; :classes=K as above
+    FILE.npz, FILE.npz:N    all rows, or N, of the array x of a file, or of its only array
+
+Rows are drawn from the training part where the data have an official test part, one of each class in turn, and of its
+own rows the data set keeps one of each class. The order follows from the seed alone, so a smaller set is the beginning
+of a larger one, and fewer classes are among more.
+Rows are raw, like the pool: shift and factor of the federation apply to them, and no transform touches them.
+"""
+
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from priory.core.errors import UsageError
+from priory.data import checks
+from priory.data.dataset import Dataset
+from priory.data.splits import Purpose, rank, stream
+from priory.data.tables import Encoder
+
+__all__ = ["FORMS", "Alignment", "PublicRows", "draw", "encoded", "parse", "without"]
+
+FORMS = ("own:500", "own:500:classes=5", "DATASET:500", "FILE.npz", "FILE.npz:500")
+MOST_RATIO = 30.0  # by which the spread of the rows may differ from that of the data
+MEASURED = 2000  # rows that are enough to measure a spread
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """An alignment set as the user wrote it, taken apart."""
+
+    source: str  # own, a data set or the path of a .npz file
+    rows: int | None  # None: all, of a file
+    classes: int | None = None  # None: all
+
+    @property
+    def own(self) -> bool:
+        """Whether the rows are held out of the data set itself."""
+        return self.source == "own"
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the rows come from a file."""
+        return self.source.endswith(".npz")
+
+    def __str__(self) -> str:
+        rows = "" if self.rows is None else f":{self.rows}"
+        return self.source + rows + ("" if self.classes is None else f":classes={self.classes}")
+
+
+@dataclass(frozen=True, eq=False)
+class PublicRows:
+    """The rows of an alignment set as their source has them: a table's still are raw columns."""
+
+    spec: Alignment
+    source: str
+    index: np.ndarray  # (rows,) int64
+    x: np.ndarray  # (rows, ...)
+
+
+def parse(text: str) -> Alignment:
+    """The alignment set that a text such as `own:500` names."""
+    *parts, last = str(text).split(":")
+    remedy = f"write one of {checks.listing(FORMS)}"
+    classes = None
+    if last.startswith("classes=") and parts:
+        classes = checks.number(last.removeprefix("classes="), int, where=f"align {text!r}", remedy=remedy)
+        *parts, last = parts
+    if last.endswith(".npz"):
+        source, rows = ":".join([*parts, last]), None
+    elif parts and parts[0]:
+        source, rows = ":".join(parts), checks.number(last, int, where=f"align {text!r}", remedy=remedy)
+    else:
+        raise UsageError(f"align {text!r} does not say how many rows of what; {remedy}.")
+    if source.endswith(".npz"):
+        if classes is not None:
+            raise UsageError(f"align {text!r} chooses classes, and the rows of a file have none; leave out classes.")
+        source = str(Path(source).resolve())  # a manifest may be run again from anywhere
+    if classes is not None and rows is not None and classes > rows:
+        raise UsageError(f"align {text!r} spreads {rows} rows over {classes} classes; ask for a row a class or more.")
+    return Alignment(source, rows, classes)
+
+
+def draw(spec: Alignment, dataset: Dataset, seed: int, mixed: str | None = None) -> PublicRows:
+    """The rows that the spec names, checked against the data set that is to be dealt.
+
+    Args:
+        mixed: The data set that a transform deals to clients as well.
+    """
+    _check_apart(spec, dataset, mixed)
+    if spec.is_file:
+        x, name = _read(spec.source), spec.source
+        index = _chosen(spec, np.zeros(len(x), np.int32), name, seed)
+    else:
+        source = dataset if spec.own else _load(spec.source)
+        x, name = source.x, str(source.source.get("data", source.name))
+        if spec.classes is not None and source.num_classes is None:
+            raise UsageError(f"align '{spec}' chooses classes, and {name} is a regression; leave out classes.")
+        part = np.arange(len(x)) if source.official_test is None else np.flatnonzero(~source.official_test)
+        label = np.zeros(len(part), np.int32) if source.num_classes is None else source.y[part]
+        index = part[_chosen(spec, label, name, seed)]
+        if not spec.own:
+            _check_kind(spec, source, dataset)
+    x = x[index]
+    return PublicRows(spec, name, index, x if spec.own else _fitting(spec, x, dataset))
+
+
+def without(dataset: Dataset, index: np.ndarray) -> Dataset:
+    """The data set without these rows; it has no groups, which `draw` refuses."""
+    keep = np.ones(len(dataset.y), bool)
+    keep[index] = False
+
+    def kept(values: np.ndarray | None) -> np.ndarray | None:
+        return None if values is None else values[keep]
+
+    return replace(
+        dataset,
+        x=dataset.x[keep],
+        y=dataset.y[keep],
+        client=kept(dataset.client),
+        coarse=kept(dataset.coarse),
+        scale=kept(dataset.scale),
+        official_test=kept(dataset.official_test),
+    )
+
+
+def encoded(public: PublicRows, training: np.ndarray, factor: np.ndarray, encoder: Encoder | None) -> np.ndarray:
+    """The rows in the form of the pool, once its training rows are known; a foreign scale is refused."""
+    x = public.x if encoder is None else encoder.encode(public.x)
+    if public.spec.own:
+        return x
+    data = _thinned(training)
+    centre = data.mean(axis=0)
+    # Around the centre of the data, so that one row has a spread as well, and a foreign origin is seen.
+    theirs, ours = (float(np.sqrt(np.mean(((each - centre) * factor) ** 2))) for each in (_thinned(x), data))
+    if not ours / MOST_RATIO <= theirs <= ours * MOST_RATIO:
+        raise UsageError(
+            f"align '{public.spec}' spreads {theirs:.3g} around the mean of the data once scaled like them, and they "
+            f"spread {ours:.3g}, which is not within a factor of {MOST_RATIO:g}; bring it to the units of the data."
+        )
+    return x
+
+
+def _check_apart(spec: Alignment, dataset: Dataset, mixed: str | None) -> None:
+    """Raise where a client could hold a row of the alignment set, or rows that belong together would be parted."""
+    name = dataset.source.get("data", dataset.name)
+    if spec.source == name:
+        raise UsageError(f"align '{spec}' takes rows that are dealt to clients; write own:N to hold them out first.")
+    if mixed is not None and mixed == (name if spec.own else spec.source):
+        raise UsageError(f"align '{spec}' takes rows that transform 'mix:{mixed}' deals to clients; choose another.")
+    if spec.own and dataset.group is not None:
+        raise UsageError(f"align '{spec}' cannot keep the rows of a group together; leave out align or group.")
+    if not spec.own and dataset.features is not None:
+        raise UsageError(
+            f"align '{spec}' has no columns that fit the table {dataset.name}; hold out its own with own:N."
+        )
+
+
+def _load(source: str) -> Dataset:
+    from priory.data.datasets import CATALOGUE, load
+
+    names = [entry.name for entry in CATALOGUE]
+    if source not in names and not source.startswith("synthetic:"):
+        raise checks.unknown("alignment source", source, ["own", *names, "a .npz file"])
+    return load(source)
+
+
+def _read(path: str) -> np.ndarray:
+    """The array x of a .npz file, or its only array, (rows, ...)."""
+    try:
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            names = arrays.files
+            chosen = "x" if "x" in names else names[0] if len(names) == 1 else None
+            x = None if chosen is None else arrays[chosen]
+    except FileNotFoundError:
+        raise UsageError(f"align {path!r} does not exist; give the path of a .npz file.") from None
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UsageError(f"align {path!r} cannot be read ({reason}); write it with numpy.savez(path, x=x).") from None
+    if x is None:
+        found = checks.listing(names) or "nothing"
+        raise UsageError(f"align {path!r} has no array 'x', only {found}; write it with numpy.savez(path, x=x).")
+    if x.dtype.kind not in "biuf" or not x.size or not x.ndim:
+        raise UsageError(f"align {path!r} has {x.dtype} of shape {x.shape}, no row of numbers; give one or more rows.")
+    return x if x.ndim > 1 else x[:, None]
+
+
+def _chosen(spec: Alignment, label: np.ndarray, name: str, seed: int) -> np.ndarray:
+    """(rows,) which rows are drawn, one of each class in turn; of its own the data set keeps one of each class."""
+    if spec.rows is None:
+        return np.arange(len(label))
+    rng = stream(seed, Purpose.ALIGN)
+    to_give = np.bincount(label) - spec.own
+    classes = rng.permutation(np.flatnonzero(to_give > 0))
+    if spec.classes is not None and spec.classes > len(classes):
+        raise UsageError(
+            f"align '{spec}' asks for {spec.classes} classes, and {name} can give {len(classes)}; ask for at most that."
+        )
+    place = np.full(len(to_give), len(classes))
+    place[classes] = np.arange(len(classes))
+    shuffled = rng.permutation(len(label))
+    by_class = shuffled[np.argsort(place[label[shuffled]], kind="stable")]
+    turn = rank(label[by_class])
+    allowed = (turn < to_give[label[by_class]]) & (place[label[by_class]] < (spec.classes or len(classes)))
+    drawn = by_class[allowed][np.argsort(turn[allowed], kind="stable")]
+    if spec.rows > len(drawn):
+        of = "" if spec.classes is None else f" of {spec.classes} classes"
+        raise UsageError(
+            f"align '{spec}' asks for {spec.rows} rows{of}, and {name} can give {len(drawn)}; ask for at most that."
+        )
+    return drawn[: spec.rows]
+
+
+def _check_kind(spec: Alignment, source: Dataset, dataset: Dataset) -> None:
+    if source.features is not None:
+        raise UsageError(f"align '{spec}' is a table, whose columns mean nothing to {dataset.name}; write own:N.")
+    ours, theirs = dataset.pixel_max, source.pixel_max
+    if ours is not None and theirs is not None and ours != theirs:
+        raise UsageError(
+            f"align '{spec}' has pixels from 0 to {theirs}, and those of {dataset.name} go to {ours}; choose another."
+        )
+
+
+def _fitting(spec: Alignment, x: np.ndarray, dataset: Dataset) -> np.ndarray:
+    """Rows from elsewhere in the shape and type of the data set's."""
+    shape, name = dataset.x.shape[1:], dataset.name
+    if x.shape[1:] != shape:
+        raise UsageError(
+            f"align '{spec}' has rows of shape {x.shape[1:]}, and {name} has {shape}; give rows like those."
+        )
+    if dataset.x.dtype != np.uint8:
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
+    finite = np.isfinite(x).reshape(len(x), -1).all(axis=1)
+    if not finite.all():
+        raise UsageError(
+            f"align '{spec}' is NaN or infinite in {int((~finite).sum())} of {len(x)} rows; mend or drop those rows."
+        )
+    if dataset.x.dtype != np.uint8:
+        return x
+    brightest = 255 if dataset.pixel_max is None else dataset.pixel_max
+    if x.dtype != np.uint8 or x.max() > brightest:
+        raise UsageError(
+            f"align '{spec}' has {x.dtype} from {float(x.min()):g} to {float(x.max()):g}, and {name} has uint8 up to "
+            f"{brightest}; bring the rows to that scale and save them as uint8."
+        )
+    return x
+
+
+def _thinned(x: np.ndarray) -> np.ndarray:
+    """At most `MEASURED` rows, evenly spread, in double precision."""
+    return x[:: -(-len(x) // MEASURED)].astype(np.float64)
