@@ -11,6 +11,7 @@ from typing import Any
 
 import priory
 from priory.cli.compare import methods_from
+from priory.engine.run import NEWCOMERS
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,9 @@ def main_score(scores: dict[str, Any]) -> str:
 
 
 def curve_point(line: dict[str, Any]) -> dict[str, float]:
-    """Round, personal and global accuracy (of a regression, RMSE) at one evaluation."""
-    return {
-        "round": line["round"],
-        **{part: round(line[part][main_score(line[part])], 4) for part in ("personal", "global") if line[part]},
-    }
+    """Round, and the accuracy (of a regression, RMSE) of each part that was scored at one evaluation."""
+    parts = [part for part in ("personal", "global", *NEWCOMERS) if line.get(part)]
+    return {"round": line["round"], **{part: round(line[part][main_score(line[part])], 4) for part in parts}}
 
 
 def run_missing(cells: Sequence[Cell], seconds: float, estimate_only: bool) -> None:

@@ -22,6 +22,7 @@ class Table:
         seeds: Of problem, split and run, so that methods are paired within a seed.
         seconds: About, for a cell on two cores.
         own: More settings of some rows.
+        dealt: More arguments of `partition` of some rows.
         measure: More figures of a finished run.
         files: How the cells' files begin, if not with the table's name.
     """
@@ -34,6 +35,7 @@ class Table:
     seeds: tuple[int, ...] = (0, 1, 2)
     seconds: float = 40
     own: dict[str, dict[str, Any]] = field(default_factory=dict)
+    dealt: dict[str, dict[str, Any]] = field(default_factory=dict)
     measure: Callable[[Any], dict[str, float]] | None = None
     files: str | None = None
 
@@ -62,7 +64,7 @@ def cell(table: Table, name: str, row: str, seed: int, directory: Path) -> Cell:
         spec=table.rows[row],
         shared={},
         data=table.data.format(seed=seed),
-        partition={**table.partition, "seed": seed},
+        partition={**table.partition, **table.dealt.get(row, {}), "seed": seed},
         settings={"eval_every": 0, **table.settings, **table.own.get(row, {}), "seed": seed},
         measure=table.measure,
     )

@@ -8,6 +8,7 @@ from priory.methods.cfedbayes import CFedBayes
 from priory.methods.ditto import Ditto
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
+from priory.methods.fedbnn import FedBNN
 from priory.methods.fedhb_mixture import FedHBMixture
 from priory.methods.fedhb_niw import FedHBNIW
 from priory.methods.fedpop import FedPop
@@ -27,6 +28,7 @@ __all__ = [
     "Elbo",
     "FedAvg",
     "FedBABU",
+    "FedBNN",
     "FedHBMixture",
     "FedHBNIW",
     "FedPop",

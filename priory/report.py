@@ -14,6 +14,7 @@ from priory import methods
 from priory.data import Entry
 
 __all__ = [
+    "architectures_table",
     "compare",
     "comparison_tables",
     "console",
@@ -93,6 +94,17 @@ def run_table(summary: dict[str, Any]) -> Table:
     return table if table.row_count else _table("no test examples")
 
 
+def architectures_table(found: dict[str, dict[str, float]]) -> Table:
+    """The mean score of the clients of each model, federated and trained alone."""
+    name = "rmse" if "rmse" in next(iter(found.values())) else "accuracy"
+    headed = {"clients": "clients", name: name, "alone": f"{name} alone", "gain": "gain"}
+    columns = [column for column in headed if column in next(iter(found.values()))]
+    table = _table("model", *(headed[column] for column in columns))
+    for model, row in found.items():
+        table.add_row(model, str(row["clients"]), *(_number(row[column]) for column in columns[1:]))
+    return table
+
+
 def ways_table(scores: dict[str, dict[str, Any]]) -> Table:
     """The scores of one newcomer, a row for each way in."""
     columns = REGRESSION_COLUMNS if "rmse" in next(iter(scores.values())) else CLASS_COLUMNS
@@ -120,6 +132,21 @@ def run_lines(summary: dict[str, Any]) -> list[str]:
         named = ", ".join(f"{client} ({count} rounds)" for client, count in list(rejected.items())[:5])
         more = f" and {len(rejected) - 5} more" if len(rejected) > 5 else ""
         lines.append(f"left out of rounds, since their updates were not finite: {named}{more}")
+    if "privacy" in summary.get("extra", {}):
+        lines += _privacy_lines(summary["extra"]["privacy"], summary["rounds"])
+    return lines
+
+
+def _privacy_lines(told: dict[str, Any], rounds: int) -> list[str]:
+    """What a run says of its differential privacy."""
+    noise = f"noise {told['noise_multiplier']:.4g} x sensitivity {told['sensitivity']:.4g} ({told['sensitivity_from']})"
+    claim = f"epsilon {told['epsilon']:.4g} at delta {told['delta']:g}"
+    lines = [f"{told['mode']} differential privacy: {claim}, {told['relation']}, {noise}; {told['not_covered']}"]
+    if rounds == told["rounds_allowed"] < told["rounds_planned"]:
+        lines.append(
+            f"ended after round {rounds} of {told['rounds_planned']}: one more would exceed the budget of epsilon "
+            f"{told['budget']:g}"
+        )
     return lines
 
 

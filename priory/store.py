@@ -238,6 +238,14 @@ class RunDirectory:
         write_atomically(self.path / "clients.json", json.dumps(per_client) + "\n")
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
+    def write_architectures(self, table: dict[str, Any]) -> None:
+        """Write `architectures.json`: scores by model, and what the same clients reach alone."""
+        write_atomically(self.path / "architectures.json", json.dumps(table, indent=2) + "\n")
+
+    def architectures(self) -> dict[str, Any] | None:
+        """What `write_architectures` wrote, if it did."""
+        return self._json("architectures.json")
+
     def per_client(self) -> dict[str, Any]:
         """The scores of each client."""
         return self._json("clients.json") or {}

@@ -111,6 +111,10 @@ def tune(
     found: list[Setting] = []
     for number, points in enumerate(programs):
         session = Session.prepare(points[0][0], held, settings, None, None, None, resume=False)
+        if len(session.tasks) > 1:
+            raise UsageError(
+                f"models={settings.models} are several, and tuning compares settings on one; give --model."
+            )
         cells = [(point, seed) for point, _ in points for seed in runs]
         scores: list[dict[str, Any]] = []
         pieces = list(_pieces(cells, session))
@@ -336,7 +340,7 @@ def _run_cells(
     def one(method: Any, root: Key, server: Any, records: Record) -> tuple[Any, Record]:
         # The plain function, since the compiler takes options from the outermost `jit` alone.
         rounds = inspect.unwrap(run_block)
-        return rounds(method, task, channel, train, root, start, stop, server, records, plan=plan)[:2]
+        return rounds(method, (task,), channel, train, root, start, stop, server, records, plan=plan)[:2]
 
     return jax.vmap(one)(methods, roots, server, records)
 

@@ -13,7 +13,7 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code of the command line: 0, 2 for what the user can mend, 130 after Ctrl-C."""
+    """The exit code of the command line: 0, 1 for a refuted claim, 2 for what the user can mend, 130 after Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
@@ -94,6 +94,12 @@ def _onboard(argv: Sequence[str]) -> int:
     return onboard.onboard(argv)
 
 
+def _audit(argv: Sequence[str]) -> int:
+    from priory.cli import audit
+
+    return audit.audit(argv)
+
+
 def _methods(argv: Sequence[str]) -> int:
     from priory.cli import listings
 
@@ -114,6 +120,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "elbo": ("bound the evidence of a run from below, where its method can", _elbo),
     "effects": ("print the random effects of a run's clients, where its method has any", _effects),
     "onboard": ("give a client that comes later a model: from its labels, its inputs alone, or nothing", _onboard),
+    "audit": ("test a run's claim of differential privacy with canary clients", _audit),
     "methods": ("list the methods: paper, what stays on the client, what travels", _methods),
     "datasets": ("list the data sets", _datasets),
 }

@@ -187,7 +187,7 @@ def _summary(cell: Cell, data: Federation, stop: progress.Interrupt, label: str)
             run = simulate(
                 cell.method, data, out=cell.path, listener=watcher, stop=stop, **dataclasses.asdict(cell.settings)
             )
-    return run.summary() if run.completed == cell.settings.rounds else None
+    return run.summary() if run.completed == run.session.last_round else None
 
 
 def _is_finished(cell: Cell, data: Federation) -> bool:

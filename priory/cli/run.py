@@ -18,6 +18,7 @@ from priory.cli.flags import Flag
 from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.engine import Run, Settings, manifest, resume, simulate
+from priory.fed.method import Alone
 from priory.store import RunDirectory, read_manifest
 
 METHOD_GROUP = "Hyper-parameters of the method, its optimiser and its local work."
@@ -32,10 +33,12 @@ class Output:
     Attributes:
         out: Run directory; runs/METHOD-DATA-sSEED by default, with -2, -3 … where that is taken.
         devices: Host devices that share the clients; one for each core by default (CPU only).
+        alone: With several models, train every client alone as well and compare at the end.
     """
 
     out: str | None = None
     devices: int | None = None
+    alone: bool = True
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ def run(argv: Sequence[str]) -> int:
         chosen.federation(),
         settings_from(values["run"], chosen),
         values["output"]["out"],
+        values["output"]["alone"],
     )
 
 
@@ -89,7 +93,7 @@ def resume_command(argv: Sequence[str]) -> int:
         report.console().print(f"{path} is finished already.")
     with progress.interruptible() as stop, progress.watching(_label(table)) as watcher:
         finished = resume(path, listener=watcher, stop=stop)
-    return conclude(finished)
+    return conclude(finished) or _compare_architectures(finished, alone=True)
 
 
 def named_run(argv: Sequence[str], command: str, text: str) -> tuple[Path, dict[str, Any]]:
@@ -168,7 +172,7 @@ def settled(method: Any, data: Federation, settings: Settings) -> Any:
 def conclude(finished: Run) -> int:
     """The exit code of a run, after printing what it ended with or how to go on."""
     console = report.console()
-    if finished.completed < finished.settings.rounds:
+    if finished.completed < finished.session.last_round:
         console.print(
             f"Stopped after round {finished.completed} of {finished.settings.rounds}; "
             f"go on with: priory resume {finished.path}",
@@ -186,14 +190,37 @@ def conclude(finished: Run) -> int:
     return 0
 
 
-def _simulate(method: Any, data: Federation, settings: Settings, out: str | None) -> int:
+def _simulate(method: Any, data: Federation, settings: Settings, out: str | None, alone: bool = True) -> int:
     name = methods.name_of(method)
     path = Path(out) if out else free_path(Path("runs") / f"{name}-{Path(data.name).stem}-s{settings.seed}")
     report.console().print(f"{name} on {data.describe()}", markup=False, soft_wrap=True)
     method = settled(method, data, settings)
     with progress.interruptible() as stop, progress.watching(name) as watcher:
         finished = simulate(method, data, out=path, listener=watcher, stop=stop, **dataclasses.asdict(settings))
-    return conclude(finished)
+    code = conclude(finished)
+    return code or _compare_architectures(finished, alone)
+
+
+def _compare_architectures(finished: Run, alone: bool) -> int:
+    """The exit code, after a table of the models that clients have, where these differ."""
+    assert finished.path is not None
+    directory = RunDirectory(finished.path)
+    found: dict[str, dict[str, float]] = directory.architectures() or finished.extra.get("architectures", {})
+    if not found:
+        return 0
+    if alone and isinstance(finished.method, Alone) and directory.architectures() is None:
+        settings = dataclasses.asdict(dataclasses.replace(finished.settings, eval_every=0))
+        with progress.interruptible() as stop, progress.watching("alone") as watcher:
+            apart = simulate(finished.method.alone(), finished.federation, listener=watcher, stop=stop, **settings)
+        if apart.completed < finished.settings.rounds:
+            return INTERRUPTED
+        for model, row in apart.extra["architectures"].items():
+            (name,) = row.keys() - {"clients"}
+            found[model] |= {"alone": row[name], "gain": found[model][name] - row[name]}
+        directory.write_architectures(found)
+    report.console().print()
+    report.console().print(report.architectures_table(found))
+    return 0
 
 
 def _run_manifest(path: Path, argv: Sequence[str]) -> int:

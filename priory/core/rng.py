@@ -26,6 +26,8 @@ class Stream(IntEnum):
     CHOICE = 7
     EVIDENCE = 8
     CONFIDENCE = 9
+    NOISE = 10
+    CANARY = 11
 
 
 def root(seed: int) -> Key:

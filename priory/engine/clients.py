@@ -20,8 +20,9 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.engine import devices
+from priory.engine.architectures import Tasks
 from priory.engine.rounds import EMPTY, Plan, Record, Trace, blank_record, draw_slots, run_block, run_round
-from priory.fed.method import Channel, Task
+from priory.fed.method import Channel
 from priory.fed.shard import Shards
 from priory.store import RecordStore
 
@@ -158,11 +159,11 @@ def _ids_of_round(shards: Shards, root: Key, t: Array, *, plan: Plan) -> Array:
 
 
 def home_for(
-    method: Any, task: Task, channel: Channel | None, shards: Shards, plan: Plan, limit: int
+    method: Any, tasks: Tasks, channel: Channel | None, shards: Shards, plan: Plan, limit: int
 ) -> tuple[type[Resident] | type[Stored], Any]:
     """The home that suits the size of the clients' state, and the shape of one record."""
-    record = blank_record(method, task, channel, shards)
-    return (Resident if trees.num_bytes(record) * task.num_clients <= limit else Stored), record
+    record = blank_record(method, tasks, channel, shards)
+    return (Resident if trees.num_bytes(record) * tasks[0].num_clients <= limit else Stored), record
 
 
 def _power_of_two(num: int) -> int:

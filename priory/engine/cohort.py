@@ -10,7 +10,7 @@ from jax import Array
 
 from priory.core.errors import UsageError
 from priory.core.rng import Key
-from priory.core.struct import struct
+from priory.core.struct import replace, struct
 
 FLOYD_LIMIT = 10_000  # above it, shuffling a million clients is the cheaper draw
 
@@ -39,12 +39,28 @@ class Participation:
         cohort: Clients whose messages count in a round, on average for `bernoulli`.
         active: Clients that run and keep their state; the cohort is a part of them.
         kind: `fixed` draws exactly so many; `bernoulli` draws each client independently.
+        groups: G, sampled apart (stratified): client i is in group i mod G, and each group gives its share.
     """
 
     num_clients: int
     cohort: int
     active: int
     kind: Literal["fixed", "bernoulli"] = "fixed"
+    groups: int = 1
+
+    @property
+    def strata(self) -> tuple["Participation", ...]:
+        """How each group is drawn from; sizes differ by one at most."""
+        if self.groups == 1:
+            return (self,)
+
+        def part(total: int, group: int) -> int:
+            return len(range(group, total, self.groups))
+
+        return tuple(
+            Participation(part(self.num_clients, g), part(self.cohort, g), part(self.active, g), self.kind)
+            for g in range(self.groups)
+        )
 
     @property
     def capacity(self) -> int:
@@ -67,9 +83,21 @@ class Participation:
             raise UsageError(f"active={self.active} is smaller than cohort={self.cohort}, a part of it; choose more.")
         if self.kind == "bernoulli" and self.active != self.cohort:
             raise UsageError(f"active={self.active} needs fixed participation; leave it out for bernoulli.")
+        if self.cohort < self.groups:
+            raise UsageError(
+                f"cohort={self.cohort} cannot hold a client of each of the {self.groups} models; choose a cohort of "
+                f"{self.groups} or more, or fewer models."
+            )
+
+    def draw_groups(self, key: Key) -> tuple[Slots, ...]:
+        """The places of one round, group by group."""
+        if self.groups == 1:
+            return (self.draw(key),)
+        drawn = [part.draw(jax.random.fold_in(key, group)) for group, part in enumerate(self.strata)]
+        return tuple(replace(slots, ids=group + self.groups * slots.ids) for group, slots in enumerate(drawn))
 
     def draw(self, key: Key) -> Slots:
-        """The places of one round."""
+        """The places of one round, where there is one group."""
         key_ids, key_size = jax.random.split(key)
         ids = subset(key_ids, self.num_clients, self.capacity)
         place = jnp.arange(self.capacity)

@@ -1,4 +1,4 @@
-"""Which cluster each client ended in, and how that agrees with the truth where it is known."""
+"""Clients in groups: the clusters they ended in, how those agree with the truth, and scores by architecture."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,11 @@ from jax import Array
 
 from priory.data import Federation
 from priory.fed.method import Clusters
+from priory.metrics import RegressionScores, Scores
 
-__all__ = ["adjusted_rand_index", "clusters_of"]
+__all__ = ["adjusted_rand_index", "by_architecture", "clusters_of"]
 
-OfEach = Callable[[np.ndarray, Callable[[Any, Any, Any], Any]], np.ndarray]
+OfEach = Callable[[np.ndarray, Callable[..., Any]], np.ndarray]
 
 
 def clusters_of(method: Any, federation: Federation, of_each: OfEach) -> dict[str, Any]:
@@ -22,13 +23,13 @@ def clusters_of(method: Any, federation: Federation, of_each: OfEach) -> dict[st
     A client that is in none has None, and is left out of the index, which needs a truth. Newcomers are in none.
 
     Args:
-        of_each: Gives what `function(ids, joined, states)` says of each of the clients with these ids.
+        of_each: Gives what `function(task, ids, joined, states)` says of each of the clients with these ids.
     """
     if not isinstance(method, Clusters):
         return {}
 
-    def numbers(ids: Array, joined: Array, states: Any) -> Array:
-        del ids
+    def numbers(task: Any, ids: Array, joined: Array, states: Any) -> Array:
+        del task, ids
         return jnp.where(joined, jax.vmap(method.cluster)(states), -1)
 
     num = federation.num_clients
@@ -39,6 +40,18 @@ def clusters_of(method: Any, federation: Federation, of_each: OfEach) -> dict[st
     if truth is not None and np.any(found >= 0):
         told["adjusted_rand_index"] = adjusted_rand_index(truth[:num][found >= 0], found[found >= 0])
     return told
+
+
+def by_architecture(models: tuple[str, ...], scores: Scores | RegressionScores) -> dict[str, dict[str, float]]:
+    """Clients and their mean accuracy (or RMSE) for each model, client i having model i mod G."""
+    name = "accuracy" if isinstance(scores, Scores) else "rmse"
+    table: dict[str, dict[str, float]] = {}
+    for group, model in enumerate(models):
+        values = scores.per_client[name][group :: len(models)]
+        # A model may be listed twice, to have it more often.
+        label = model if model not in table else f"{model} ({group + 1})"
+        table[label] = {"clients": len(values), name: float(np.nanmean(values))}
+    return table
 
 
 def adjusted_rand_index(one: np.ndarray, other: np.ndarray) -> float:

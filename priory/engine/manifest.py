@@ -42,7 +42,7 @@ def write(
 
 def describe(method: Any, federation: Federation, chosen: Settings, has_model: bool = False) -> dict[str, Any]:
     """The tables of a manifest that decide what is run; a model chosen by default is named, since defaults change."""
-    if chosen.model is None and not has_model:
+    if chosen.model is None and chosen.models is None and not has_model:
         chosen = dataclasses.replace(chosen, model=default_spec(federation.input_shape, federation.num_classes or 1))
     return {
         "method": {"name": methods.name_of(method), **to_table(method)},

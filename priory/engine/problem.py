@@ -9,31 +9,53 @@ from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.data import Federation
+from priory.engine.architectures import Tasks
 from priory.engine.settings import Settings
 from priory.fed.method import Task
 from priory.models.likelihood import Categorical, Gaussian, WithScale
-from priory.models.model import Head, Model, as_model, default, parse
+from priory.models.model import Head, Model, as_model, default, parse, several
 
 
-def task_of(federation: Federation, chosen: Settings, model: Any = None) -> Task:
-    """The problem that a federation poses."""
+def tasks_of(federation: Federation, chosen: Settings, model: Any = None) -> Tasks:
+    """The problem that a federation poses to each group of clients, one group unless several models are given."""
     likelihood, outputs = _likelihood(federation, chosen)
-    shape = federation.input_shape
-    network: Model
+    shape, num = federation.input_shape, federation.num_clients
+    public = None if federation.public is None else jnp.asarray(federation.inputs(federation.public))
+
+    def task(network: Model) -> Task:
+        if isinstance(likelihood, Gaussian) and likelihood.scale == "learned":
+            network = WithScale(network)
+        _check_outputs(network, shape, outputs + isinstance(network, WithScale))
+        if chosen.head is not None:
+            _check_head(network, shape, chosen.head)
+        head = Head(chosen.head if chosen.head is not None else network.last_layer(shape))
+        return Task(network, likelihood, shape, num, int(federation.train.count[:num].sum()), head, public)
+
+    return tuple(map(task, _networks(shape, outputs, chosen, model)))
+
+
+def names_of(chosen: Settings, model: Any, tasks: Tasks) -> tuple[str, ...]:
+    """What the models of the groups are called in tables."""
+    if isinstance(model, list):
+        return tuple(one if isinstance(one, str) else type(one).__name__ for one in model)
+    return several(chosen.models) if chosen.models is not None else ("all",) * len(tasks)
+
+
+def _networks(shape: tuple[int, ...], outputs: int, chosen: Settings, model: Any) -> list[Model]:
+    """The networks that were named or given; a list of them is for clients in turn."""
+
+    def named(spec: str) -> Model:
+        return parse(spec, input_shape=shape, num_outputs=outputs)
+
+    if isinstance(model, list):
+        if not model:
+            raise UsageError("model=[] names no network; give at least one.")
+        return [named(one) if isinstance(one, str) else as_model(one) for one in model]
     if model is not None:
-        network = as_model(model)
-    elif chosen.model is not None:
-        network = parse(chosen.model, input_shape=shape, num_outputs=outputs)
-    else:
-        network = default(shape, outputs)
-    if isinstance(likelihood, Gaussian) and likelihood.scale == "learned":
-        network = WithScale(network)
-    _check_outputs(network, shape, outputs + isinstance(network, WithScale))
-    if chosen.head is not None:
-        _check_head(network, shape, chosen.head)
-    head = Head(chosen.head if chosen.head is not None else network.last_layer(shape))
-    num = federation.num_clients
-    return Task(network, likelihood, shape, num, int(federation.train.count[:num].sum()), head)
+        return [as_model(model)]
+    if chosen.models is not None:
+        return [named(spec) for spec in several(chosen.models)]
+    return [default(shape, outputs) if chosen.model is None else named(chosen.model)]
 
 
 def _likelihood(federation: Federation, chosen: Settings) -> tuple[Categorical | Gaussian, int]:

@@ -4,11 +4,12 @@ One function serves a laptop, several devices and several hosts. Everything runs
 devices: each device works through its share of the cohort's places, by scan, by vmap or in chunks (`client_batch`), and
 the server is computed on all of them alike. A linear method streams: only a running sum is kept, and `aggregate` sees a
 stack of one (law 3). A block of rounds is a loop with a traced number of trips, so no block length compiles anew.
+Clients whose networks differ are worked through group by group, each with a task of its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Literal
 
 import jax
@@ -20,16 +21,19 @@ from jax.sharding import PartitionSpec as P
 from priory.core import rng, trees
 from priory.core.rng import Key, Stream
 from priory.core.struct import replace, struct
+from priory.engine import architectures
+from priory.engine.architectures import Tasks
 from priory.engine.cohort import Participation, Slots, deal
 from priory.evaluate import own_uncertainty
 from priory.fed import channel as uplink
-from priory.fed import schedule, screen
+from priory.fed import privacy, schedule, screen
 from priory.fed.method import Channel, Info, Message, Task
 from priory.fed.shard import Shard, Shards
 
 AXIS = "clients"
 # Status of a place: nobody, counted, ran without uploading (its turn or its uncertainty said so), not finite.
 EMPTY, COUNTED, KEPT, REJECTED = range(4)
+HEARD = "heard"  # an auditor's figure of a visit, kept apart from what is averaged
 # XLA on a CPU would interleave independent operations of a client's step over all cores. The devices already share out
 # the cores, so that only moves arrays between caches: a round of pFedBayes took half as long again.
 SCHEDULING = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
@@ -41,7 +45,7 @@ class Record:
 
     Attributes:
         joined: Whether it has enrolled; a client enrols when it is first called, in simulation as in deployment.
-        client: The method's client state.
+        client: The method's client state, packed into words where networks differ.
         memory: The uplink channel's memory.
     """
 
@@ -71,11 +75,13 @@ class Trace:
         ids: Client in each place, (rounds, places).
         status: EMPTY, COUNTED, KEPT or REJECTED, (rounds, places).
         info: Means over the clients that ran, and what the server reports, (rounds,) each.
+        scores: What an auditor learns of each canary, (rounds, canaries); None without any.
     """
 
     ids: Array
     status: Array
     info: Info
+    scores: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -111,14 +117,25 @@ class Plan:
 
     @property
     def chunk(self) -> int:
-        """Clients that a device really runs at once."""
-        return min(self.client_batch, -(-self.participation.capacity // self.hands))
+        """Clients that a device really runs at once, of the largest group."""
+        return self._chunk(self.participation.strata[0])
+
+    @property
+    def shares(self) -> tuple[tuple[int, int], ...]:
+        """Places of each group on a device, a multiple of its chunk, and that chunk."""
+        chunks = [self._chunk(part) for part in self.participation.strata]
+        steps = [
+            -(-part.capacity // (self.hands * n)) for part, n in zip(self.participation.strata, chunks, strict=True)
+        ]
+        return tuple((step * chunk, chunk) for step, chunk in zip(steps, chunks, strict=True))
 
     @property
     def places(self) -> int:
-        """Places of a round over all devices, a multiple of devices and chunk."""
-        step = self.hands * self.chunk
-        return -(-self.participation.capacity // step) * step
+        """Places of a round over all devices."""
+        return self.hands * sum(share for share, _ in self.shares)
+
+    def _chunk(self, part: Participation) -> int:
+        return min(self.client_batch, -(-part.capacity // self.hands))
 
     def rows(self, num: int) -> int:
         """Rows that hold `num` clients, shared out evenly over the devices."""
@@ -128,7 +145,7 @@ class Plan:
 @partial(jax.jit, static_argnames="plan", donate_argnames=("server", "records"), compiler_options=SCHEDULING)
 def run_block(
     method: Any,
-    task: Task,
+    tasks: Tasks,
     channel: Channel | None,
     shards: Shards,
     root: Key,
@@ -145,13 +162,13 @@ def run_block(
     With `validation` the most uncertain uploaders are left out.
     """
 
-    def device(method, task, channel, shards, validation, root, start, stop, server, records):  # type: ignore[no-untyped-def]
+    def device(method, tasks, channel, shards, validation, root, start, stop, server, records):  # type: ignore[no-untyped-def]
         data = (shards, validation)
 
         def one(t: Array, server: Any, records: Record) -> tuple[Any, Record, Trace]:
             slots = draw_slots(plan, shards, root, t)
             here = _fetch(records, slots.ids, plan)
-            server, here, happened = _round(plan, method, task, channel, data, root, t, server, here, slots)
+            server, here, happened = _round(plan, method, tasks, channel, data, root, t, server, here, slots)
             return server, _store(records, slots, here, plan), happened
 
         def body(t: Array, carry: tuple[Any, Record, Trace]) -> tuple[Any, Record, Trace]:
@@ -164,13 +181,13 @@ def run_block(
 
     spec = (P(),) * 9 + (P(AXIS),)
     mapped = jax.shard_map(device, mesh=plan.mesh, in_specs=spec, out_specs=(P(), P(AXIS), P()), check_vma=False)
-    return mapped(method, task, channel, shards, validation, root, start, stop, server, records)
+    return mapped(method, tasks, channel, shards, validation, root, start, stop, server, records)
 
 
 @partial(jax.jit, static_argnames="plan", donate_argnames=("server", "here"), compiler_options=SCHEDULING)
 def run_round(
     method: Any,
-    task: Task,
+    tasks: Tasks,
     channel: Channel | None,
     shards: Shards,
     root: Key,
@@ -183,39 +200,59 @@ def run_round(
 ) -> tuple[Any, Record, Trace]:
     """The server and the cohort's records after round t; records come from a store and go back to it."""
 
-    def device(method, task, channel, shards, validation, root, t, server, here):  # type: ignore[no-untyped-def]
+    def device(method, tasks, channel, shards, validation, root, t, server, here):  # type: ignore[no-untyped-def]
         slots = draw_slots(plan, shards, root, t)
-        return _round(plan, method, task, channel, (shards, validation), root, t, server, here, slots)
+        return _round(plan, method, tasks, channel, (shards, validation), root, t, server, here, slots)
 
     spec = (P(),) * 8 + (P(AXIS),)
     mapped = jax.shard_map(device, mesh=plan.mesh, in_specs=spec, out_specs=(P(), P(AXIS), P()), check_vma=False)
-    return mapped(method, task, channel, shards, validation, root, t, server, here)
+    return mapped(method, tasks, channel, shards, validation, root, t, server, here)
 
 
 def draw_slots(plan: Plan, shards: Shards, root: Key, t: Array) -> Slots:
-    """The places of round t in the order in which devices take them; place d · places / hands is device d's first."""
-    slots = plan.participation.draw(rng.key(root, Stream.COHORT, t))
-    return deal(slots, shards.count, plan.places, plan.hands)
+    """The places of round t in the order in which devices take them; place d · places / hands is device d's first.
+
+    A device has its places group by group.
+    """
+    drawn = plan.participation.draw_groups(rng.key(root, Stream.COHORT, t))
+    dealt = [
+        deal(slots, shards.count, plan.hands * share, plan.hands)
+        for slots, (share, _) in zip(drawn, plan.shares, strict=True)
+    ]
+    if len(dealt) == 1:
+        return dealt[0]
+
+    def side_by_side(*leaves: Array) -> Array:
+        return jnp.concatenate([leaf.reshape(plan.hands, -1) for leaf in leaves], axis=1).reshape(-1)
+
+    return jax.tree.map(side_by_side, *dealt)
 
 
-def blank_record(method: Any, task: Task, channel: Channel | None, shards: Shards) -> Record:
+def blank_record(method: Any, tasks: Tasks, channel: Channel | None, shards: Shards) -> Record:
     """The shapes of a client's record."""
 
     def first_contact(key: Key) -> tuple[Any, Any]:
         key_init, key_enrol, key_client = jax.random.split(key, 3)
-        down = method.broadcast(method.init(task, key_init))
-        client = method.enrol(task, down, key_enrol)
-        _, message, _ = method.client_update(task, down, client, shards.of(jnp.int32(0)), key_client)
+        down = method.broadcast(method.init(tasks[0], key_init))
+        client = method.enrol(tasks[0], down, key_enrol)
+        _, message, _ = method.client_update(tasks[0], down, client, shards.of(jnp.int32(0)), key_client)
         return client, uplink.memory_of(channel, message.payload)
 
     client, memory = jax.eval_shape(first_contact, jax.eval_shape(rng.root, 0))
+    if len(tasks) > 1:
+        client = jax.ShapeDtypeStruct((_record_words(method, tasks),), jnp.uint32)
     return Record(jax.eval_shape(lambda: jnp.bool_(False)), client, memory)
+
+
+def _record_words(method: Any, tasks: Tasks) -> int:
+    """Words that hold what a client of any group keeps."""
+    return max(architectures.num_words(architectures.client_shape(method, task)) for task in tasks)
 
 
 def _round(
     plan: Plan,
     method: Any,
-    task: Task,
+    tasks: Tasks,
     channel: Channel | None,
     data: tuple[Shards, Shards | None],
     root: Key,
@@ -228,28 +265,72 @@ def _round(
     (shards, validation), personal = data, method  # personalisation knows no schedule
     method = schedule.resolve(method, plan.schedules, t, plan.rounds)
     down = method.broadcast(server)
+    pooled = None
     if getattr(method, "pools", False):  # one visit with everybody's data, in the first place
         pooled = shards.union(slots.ids, slots.uploads)
         slots = replace(slots, filled=jnp.arange(plan.places) == 0, uploads=slots.filled)
-        visit = partial(_visit, plan, method, task, channel, down, lambda _: pooled, root, t)
-    else:
-        visit = partial(_visit, plan, method, task, channel, down, shards.of, root, t)
-    if validation is not None:
-        visit = partial(visit, judge=partial(own_uncertainty, personal, task, down, shards, validation, root, t))
-    mine = _own_share(slots, plan)
     stream = method.linear and not plan.stack
     # Who is left out is known when all have run, so until then the messages of a linear method are kept apart too.
-    here, messages, info, status, doubt = _work_through(visit, here, mine, plan.chunk, stream and validation is None)
+    streaming = stream and validation is None
+
+    def data_of(client: Array) -> Shard:
+        return shards.of(client) if pooled is None else pooled
+
+    def work(task: Task, chunk: int, here: Record, mine: Slots) -> Visited:
+        visit = partial(_visit, plan, method, task, channel, down, data_of, root, t)
+        if validation is not None:
+            visit = partial(visit, judge=partial(own_uncertainty, personal, task, down, shards, validation, root, t))
+        return _work_through(visit, here, mine, chunk, streaming)
+
+    mine = _own_share(slots, plan)
+    here, messages, info, status, doubt = _by_group(work, method, tasks, plan, here, mine, streaming)
     status, left_out = _gathered(status), {}
     if doubt is not None:
         out = screen.most_uncertain(_gathered(doubt.uncertainty), status == COUNTED, plan.exclude)
         here, messages = jax.vmap(_leave_out)(_own_share(out, plan), here, messages, doubt)
         status, left_out = jnp.where(out, jnp.int8(KEPT), status), {"excluded": jnp.sum(out)}
         messages = _weighted_sum(messages) if stream else messages
-    messages = _summed(messages) if stream else _gathered(messages)
-    server, server_info = method.aggregate(task, server, messages, rng.key(root, Stream.SERVER, t))
-    info = _mean_info(_gathered(info), (status == COUNTED) | (status == KEPT))
-    return server, here, Trace(slots.ids, status, {**info, **server_info, **left_out})
+    info, scores = _gathered(info), None
+    if isinstance(channel, privacy.NoisedSum):
+        messages, scores = _released(channel, method, tasks[0], down, messages, rng.key(root, Stream.NOISE, t))
+    else:
+        messages = _summed(messages) if stream else _gathered(messages)
+        if isinstance(channel, privacy.Noised) and channel.canaries is not None:
+            scores = _heard(channel.canaries, slots.ids, info.pop(HEARD))
+    server, server_info = method.aggregate(tasks[0], server, messages, rng.key(root, Stream.SERVER, t))
+    info = _mean_info(info, (status == COUNTED) | (status == KEPT))
+    return server, here, Trace(slots.ids, status, {**info, **server_info, **left_out}, scores)
+
+
+def _by_group(
+    work: "Callable[[Task, int, Record, Slots], Visited]",
+    method: Any,
+    tasks: Tasks,
+    plan: Plan,
+    here: Record,
+    mine: Slots,
+    stream: bool,
+) -> "Visited":
+    """What `work` makes of this device's places, group after group; their states are unpacked on the way."""
+    if len(tasks) == 1:
+        return work(tasks[0], plan.chunk, here, mine)
+    size, first, parts = _record_words(method, tasks), 0, []
+    for task, (share, chunk) in zip(tasks, plan.shares, strict=True):
+        records, slots = jax.tree.map(lambda leaf, a=first, n=share: leaf[a : a + n], (here, mine))
+        like = architectures.client_shape(method, task)
+        records = replace(records, client=jax.vmap(partial(architectures.unpack, like=like))(records.client))
+        records, *rest = work(task, chunk, records, slots)
+        packed = jax.vmap(partial(architectures.pack, size=size))(records.client)
+        parts.append((replace(records, client=packed), *rest))
+        first += share
+
+    def joined(some: Sequence[Any]) -> Any:
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *some)
+
+    records, messages, *others = zip(*parts, strict=True)
+    sent = reduce(trees.add, messages) if stream else joined(messages)
+    info, status, doubt = map(joined, others)
+    return joined(records), sent, info, status, doubt
 
 
 def _visit(
@@ -279,6 +360,8 @@ def _visit(
         message = replace(message, weight=jnp.where(message.weight > 0, weight, message.weight))
     memory = trees.select(record.joined, record.memory, uplink.memory_of(channel, message.payload))
     key = rng.key(root, Stream.CHANNEL, t, slot.ids)
+    if privacy.is_private(channel):
+        return _visit_in_private(channel, method, task, down, record, slot, (client, message, info), key)
     message, sent, bits = uplink.transmit(channel, method, task, down, message, memory, key)
     doubt = None
     if judge is not None:
@@ -291,6 +374,29 @@ def _visit(
     message = screen.silence(replace(message, sender=slot.ids), good & slot.uploads)
     status = jnp.where(good, jnp.where(slot.uploads, COUNTED, KEPT), REJECTED).astype(jnp.int8)
     return kept, message, {**info, "bits": bits}, status, doubt
+
+
+def _visit_in_private(
+    channel: privacy.Private,
+    method: Any,
+    task: Task,
+    down: Any,
+    record: Record,
+    slot: Slots,
+    updated: tuple[Any, Message, Info],
+    key: Key,
+) -> "Visited":
+    """The end of a visit through a private channel: whoever uploads is heard, even if there is nothing to say."""
+    client, message, info = updated
+    good = screen.usable(message) & trees.all_finite(client)
+    message = replace(message, sender=slot.ids)
+    message, bits, heard = privacy.upload(channel, method, task, down, message, good, key)
+    info = {**info, "bits": bits}
+    if isinstance(channel, privacy.Noised) and channel.canaries is not None:
+        info[HEARD] = jnp.where(slot.uploads, heard, 0.0)
+    kept = trees.select(good, Record(jnp.bool_(True), client, record.memory), record)
+    status = jnp.where(good, jnp.where(slot.uploads, COUNTED, KEPT), REJECTED).astype(jnp.int8)
+    return kept, screen.silence(message, slot.uploads), info, status, None
 
 
 def _leave_out(out: Array, record: Record, message: Message, doubt: Doubt) -> tuple[Record, Message]:
@@ -339,6 +445,22 @@ def _summed(total: Message) -> Message:
     payload, weight = lax.psum((total.payload, total.weight), AXIS)
     mean = trees.scale(1 / jnp.where(weight > 0, weight, 1.0), payload)
     return _stack_of_one(Message(mean, weight))
+
+
+def _released(
+    channel: privacy.NoisedSum, method: Any, task: Task, down: Any, total: Message, key: Key
+) -> tuple[Message, Array | None]:
+    """The noised mean over all devices as a stack of one, weighing what is expected, and what canaries leave in it."""
+    difference = channel.release(lax.psum(total.payload, AXIS), key)
+    payload = trees.add(privacy.public_reference(method, task, down, difference), difference)
+    scores = None if channel.canaries is None else channel.canaries.scores(difference)
+    return _stack_of_one(Message(payload, jnp.float32(channel.expected))), scores
+
+
+def _heard(canaries: privacy.Canaries, ids: Array, told: Array) -> Array:
+    """What was heard of each canary in a round, (canaries,)."""
+    place = jnp.where(ids >= canaries.first, ids - canaries.first, canaries.num)  # past the end: dropped
+    return jnp.zeros(canaries.num).at[place].add(told, mode="drop")
 
 
 def _gathered(tree: Any) -> Any:

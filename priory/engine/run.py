@@ -194,8 +194,8 @@ class Run:
         data = _shard_of(self.federation, x, y, None if y is None else scale, encoded)
         if y is None:
             return self._inferred(data)
-        _, state = self.session.record_of(0)
         place = len(self.federation.clients)
+        _, state = self.session.record_of(place % len(self.session.tasks))  # its shape, of a client with that network
         return self._personalised(data, place, jnp.bool_(False), state, visits=self.settings.onboard_visits)
 
     def elbo(self) -> Elbo:
@@ -287,9 +287,10 @@ class Run:
         down = self.method.broadcast(self.server)
         key = rng.key(self.root, Stream.EVALUATION, self.completed, place)
         key_post, key_predict, _ = jax.random.split(key, 3)
-        args = (self.method, self.task, down, data, self.root, jnp.int32(place), joined, state, key_post)
+        task = self.session.task_of(place)
+        args = (self.method, task, down, data, self.root, jnp.int32(place), joined, state, key_post)
         posterior = _personalise(*args, visits=visits, settled=self.session.settled)
-        return PersonalModel(self.method, self.task, posterior, self.federation, key_predict)
+        return PersonalModel(self.method, task, posterior, self.federation, key_predict)
 
     def _inferred(self, data: Shard) -> PersonalModel:
         down = self.method.broadcast(self.server)

@@ -23,11 +23,13 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.data import Federation
 from priory.effects import Effects, effects_of_clients, effects_of_server, gather
-from priory.engine import devices, grouping, manifest
+from priory.engine import accounting, architectures, devices, grouping, manifest
+from priory.engine.accounting import Ledger
+from priory.engine.architectures import Tasks
 from priory.engine.clients import Resident, Stored, home_for
 from priory.engine.clock import Clock
 from priory.engine.cohort import subset
-from priory.engine.problem import task_of
+from priory.engine.problem import names_of, tasks_of
 from priory.engine.rounds import REJECTED, Plan, Trace
 from priory.engine.run import NEWCOMERS, Run
 from priory.engine.settings import Settings
@@ -64,7 +66,8 @@ class Session:
     method: Any
     federation: Federation
     settings: Settings
-    task: Task
+    tasks: Tasks
+    models: tuple[str, ...]
     channel: Channel | None
     plan: Plan
     train: Shards
@@ -78,6 +81,7 @@ class Session:
     record: Any
     manifest: dict[str, Any]
     clock: Clock
+    ledger: Ledger | None = None
     completed: int = 0
     metrics_bytes: int = 0
     info: dict[str, float] = field(default_factory=dict)
@@ -100,14 +104,17 @@ class Session:
         chosen.check(federation.num_clients)
         method.check()
         chosen.check_exclusion(method, int(federation.validation.count[: federation.num_clients].sum()))
-        uplink = chosen.channel_of(method, channel)
-        task = task_of(federation, chosen, model)
+        tasks = tasks_of(federation, chosen, model)
+        participation = chosen.drawn_from(federation.num_clients, len(tasks))
+        participation.check()
         mesh = devices.mesh_of_all()
         train, held, test = devices.shards_of(federation, mesh, "train", "validation", "test")
+        name = methods.name_of(method)
+        architectures.check(method, name, tasks, train)
         validation = held if chosen.exclude_uncertain else None  # a round without it has nothing to judge by
         schedules = chosen.schedules(method)
         plan = Plan(
-            participation=chosen.drawn_from(federation.num_clients),
+            participation=participation,
             rounds=chosen.rounds if schedules else 0,  # nothing else depends on it, and 0 shares one program
             schedules=schedules,
             client_batch=chosen.client_batch or (1 if jax.default_backend() == "cpu" else federation.num_clients),
@@ -118,10 +125,12 @@ class Session:
             exclude=chosen.exclude_uncertain,
         )
         root = devices.root_key(chosen.seed, mesh)
+        ledger = accounting.open_ledger(chosen, method, name, tasks[0], participation, channel, train, root)
+        uplink = chosen.channel_of(method, channel) if ledger is None else ledger.channel()
         clock = Clock()
         with clock.booking("train"):
-            home_class, record = home_for(method, task, uplink, train, plan, chosen.resident_bytes)
-            server = devices.everywhere(_first_server(method, task, rng.key(root, Stream.INIT)), mesh)
+            home_class, record = home_for(method, tasks, uplink, train, plan, chosen.resident_bytes)
+            server = devices.everywhere(_first_server(method, tasks[0], rng.key(root, Stream.INIT)), mesh)
         directory = checkpoint = None
         table = manifest.write(method, federation, chosen, model, channel, plan)
         if out is not None and (resume or jax.process_index() == 0):
@@ -131,8 +140,8 @@ class Session:
             checkpoint = Checkpoint(directory.checkpoint, server, record, federation.num_clients)
         home = home_class(record, federation.num_clients, plan, checkpoint.clients if checkpoint else None)
         made = cls(
-            method, federation, chosen, task, uplink, plan, train, test, validation, root, home, server, directory,
-            checkpoint, record, table, clock,
+            method, federation, chosen, tasks, names_of(chosen, model, tasks), uplink, plan, train, test, validation,
+            root, home, server, directory, checkpoint, record, table, clock, ledger,
         )  # fmt: skip
         if resume:
             made._restore()
@@ -144,29 +153,32 @@ class Session:
             if self.directory is not None:
                 self._take_over()
             self._run_rounds(listener, stop)
-            if self.completed == self.settings.rounds:
+            if self.completed == self.last_round:
                 return self._finished(listener)
             return self._result(None, None, {})
 
     def _run_rounds(self, listener: Listener | None, stop: Callable[[], bool]) -> None:
         """Rounds, evaluations and commits until the end or until told to stop."""
         block, committed = 1, time.perf_counter()
-        while self.completed < self.settings.rounds and not devices.agreed(stop()):
-            until = self.settings.next_stop(self.completed, block)
+        if self.ledger is not None:
+            accounting.warn(accounting.advice(self.ledger, self.task.num_clients), self.advice)
+        while self.completed < self.last_round and not devices.agreed(stop()):
+            until = min(self.settings.next_stop(self.completed, block), self.last_round)
             started = time.perf_counter()
             with self.clock.booking("train"):
-                problem, span = (self.method, self.task, self.channel, self.train), (self.completed, until)
+                problem, span = (self.method, self.tasks, self.channel, self.train), (self.completed, until)
                 self.server, trace = self.home.run(problem, self.root, self.server, *span, self.validation)
             pace = (time.perf_counter() - started) / (until - self.completed)
             block = devices.agreed(int(np.clip(LOOK_SECONDS / max(pace, 1e-6), 1, BLOCK)))
             self.completed = until
             self._note(trace)
             if listener is not None:
-                listener.advanced(until, self.settings.rounds, self.info)
-            if until < self.settings.rounds and self.settings.evaluates_at(until):
+                listener.advanced(until, self.last_round, self.info)
+            if until < self.last_round and self.settings.evaluates_at(until):
                 some = self.settings.eval_clients
                 self._advise()
-                self._append(self._line(*self._evaluate(some), some), listener)
+                told = _told(self._evaluate_newcomers()) if self.settings.eval_newcomers else {}
+                self._append(self._line(*self._evaluate(some), some) | told, listener)
                 committed = self._commit()
             elif devices.agreed(time.perf_counter() - committed > COMMIT_SECONDS):
                 committed = self._commit()
@@ -189,13 +201,14 @@ class Session:
         """The run with its last evaluation, of all clients and of newcomers, and its summary on disk."""
         personal, population = self._evaluate(None)
         newcomers = self._evaluate_newcomers()
-        told = {part: scores.to_json() if scores else None for part, scores in newcomers.items()}
-        line = self._line(personal, population, None) | told
+        line = self._line(personal, population, None) | _told(newcomers)
         # Not part of a commit: a run killed here evaluates again and writes the same line in the same place.
         self._append(line, listener)
         self._advise()
         run = self._result(personal, population, newcomers)
         run.extra.update(grouping.clusters_of(self.method, self.federation, self._of_each))
+        if len(self.tasks) > 1 and personal is not None:
+            run.extra["architectures"] = grouping.by_architecture(self.models, personal)
         if self.directory is not None:
             self.directory.write_summary(run.summary(), run.per_client())
         return run
@@ -223,18 +236,22 @@ class Session:
     def _tallies(self, ids: np.ndarray, **how: Any) -> ClientTallies:
         with self.clock.booking("evaluate"):
             down, step = self._standing()
-            problem = (self.method, self.settled, self.task, down, self.train, self.test, self.root, step)
+            data = (down, self.train, self.test, self.root, step)
             how |= {"mesh": self.plan.mesh, "batch": self.plan.chunk}
-            total: ClientTallies = self._of_each(ids, partial(tally_clients, *problem, **how))
+            total: ClientTallies = self._of_each(
+                ids, lambda task, *places: tally_clients(self.method, self.settled, task, *data, *places, **how)
+            )
         return total
 
     def evidence(self) -> tuple[np.ndarray, float]:
         """The evidence of each client that takes part, and of the server, where the rounds so far have led."""
         down, step = self._standing()
-        problem = (self.settled, self.task, down, self.train, self.root, step)
+        data = (down, self.train, self.root, step)
         how = {"mesh": self.plan.mesh, "batch": self.plan.chunk}
-        everyone = np.arange(self.task.num_clients)
-        per_client = self._of_each(everyone, partial(evidence_of_clients, *problem, **how))
+        per_client = self._of_each(
+            np.arange(self.task.num_clients),
+            lambda task, *places: evidence_of_clients(self.settled, task, *data, *places, **how),
+        )
         server = evidence_of_server(self.settled, self.task, down)
         return per_client, float(devices.to_host(server, self.plan.mesh))
 
@@ -243,9 +260,11 @@ class Session:
         mesh, num = self.plan.mesh, self.task.num_clients
         down, step = self._standing()
         shared = (self.train, self.root, step, devices.everywhere(np.float32(level), mesh))
-        problem = (self.method, self.settled, self.task, down, *shared)
         how = {"mesh": mesh, "keep": keep, "batch": self.plan.chunk}
-        found = self._of_each(np.arange(num), partial(effects_of_clients, *problem, **how))
+        found = self._of_each(
+            np.arange(num),
+            lambda task, *places: effects_of_clients(self.method, self.settled, task, down, *shared, *places, **how),
+        )
         server = devices.to_host(effects_of_server(self.method, self.task, down), mesh)
         examples = np.asarray(self.federation.train.count[:num])
         return gather(found, server, self.federation.clients[:num], examples, level)
@@ -254,17 +273,42 @@ class Session:
         """What would be broadcast now and the number of rounds done, on every device."""
         return devices.everywhere((self.method.broadcast(self.server), np.int32(self.completed)), self.plan.mesh)
 
-    def _of_each(self, ids: np.ndarray, function: Callable[[Any, Any, Any], Any]) -> Any:
-        """What `function(ids, joined, states)` gives for each client, on the host; so many at once as fit."""
-        mesh, found = self.plan.mesh, []
-        for piece in self._pieces(ids):
-            padded = np.resize(piece, self._rows(len(ids)))
-            # A newcomer has no record: any will do, since one that has not joined is enrolled.
-            record = self.home.take(np.where(padded < self.task.num_clients, padded, 0), self.completed)
-            placed = devices.shared_out((padded, padded < self.task.num_clients), mesh)
-            some = function(placed[0], jnp.logical_and(record.joined, placed[1]), record.client)
-            found.append(jax.tree.map(lambda leaf, piece=piece: leaf[: len(piece)], devices.to_host(some, mesh)))
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *found)
+    def _of_each(self, ids: np.ndarray, function: Callable[..., Any]) -> Any:
+        """What `function(task, ids, joined, states)` gives for each client, on the host; so many at once as fit."""
+        mesh, found, order = self.plan.mesh, [], []
+        for group, task in enumerate(self.tasks):
+            places = np.flatnonzero(ids % len(self.tasks) == group)
+            for piece in self._pieces(ids[places]):
+                padded = np.resize(piece, self._rows(len(places)))
+                # A newcomer has no record: any will do, since one that has not joined is enrolled.
+                record = self.home.take(np.where(padded < task.num_clients, padded, 0), self.completed)
+                placed = devices.shared_out((padded, padded < task.num_clients), mesh)
+                states = self._states(record.client, task)
+                some = function(task, placed[0], jnp.logical_and(record.joined, placed[1]), states)
+                found.append(jax.tree.map(lambda leaf, piece=piece: leaf[: len(piece)], devices.to_host(some, mesh)))
+            order.append(places)
+        back = np.argsort(np.concatenate(order))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *found)
+
+    def _states(self, stacked: Any, task: Task) -> Any:
+        """The states of clients that have the network of a task."""
+        if len(self.tasks) == 1:
+            return stacked
+        return _unpacked(self.method, task, stacked)
+
+    @property
+    def last_round(self) -> int:
+        """The round that the run ends with: the last of those planned, or the last that a privacy budget allows."""
+        return self.settings.rounds if self.ledger is None else self.ledger.rounds
+
+    @property
+    def task(self) -> Task:
+        """The problem of the first group; of all, where there are no others."""
+        return self.tasks[0]
+
+    def task_of(self, client: int) -> Task:
+        """The problem of a client."""
+        return self.tasks[client % len(self.tasks)]
 
     @property
     def settled(self) -> Any:
@@ -279,7 +323,7 @@ class Session:
         return min(most, -(-num // self.plan.hands)) * self.plan.hands
 
     def _pieces(self, ids: np.ndarray) -> list[np.ndarray]:
-        step = self._rows(len(ids))
+        step = max(1, self._rows(len(ids)))
         return [ids[i : i + step] for i in range(0, len(ids), step)]
 
     def _note(self, trace: Trace) -> None:
@@ -308,6 +352,7 @@ class Session:
             "uncertainty": self._uncertainty(personal, num),
             "info": {name: value if math.isfinite(value) else None for name, value in self.info.items()},
             "rejected": dict(self.rejected),
+            **({"epsilon": self.ledger.spent(self.completed)} if self.ledger else {}),
             "seconds": {name: round(value, 3) for name, value in self.clock.seconds.items()},
         }
 
@@ -339,7 +384,8 @@ class Session:
 
     def _extra(self) -> dict[str, Any]:
         """What a commit holds beside the states: the last round's figures are part of the last line of the metrics."""
-        return {"info": self.info, "rejected": self.rejected, "advice": self.advice}
+        noise = {"noise": self.ledger.noise} if self.ledger else {}
+        return {"info": self.info, "rejected": self.rejected, "advice": self.advice, **noise}
 
     def _restore(self) -> None:
         assert self.checkpoint is not None
@@ -350,6 +396,10 @@ class Session:
         self.info = dict(self.checkpoint.extra.get("info", {}))
         self.rejected = dict(self.checkpoint.extra.get("rejected", {}))
         self.advice = dict(self.checkpoint.extra.get("advice", {}))
+        if self.ledger is not None and "noise" in self.checkpoint.extra:
+            # The noise so far, not what this version of an accountant would solve for.
+            self.ledger = dataclasses.replace(self.ledger, noise=self.checkpoint.extra["noise"])
+            self.channel = self.ledger.channel()
         self.server = devices.everywhere(self.checkpoint.read_server(), self.plan.mesh)
         self.home.restore(self.completed)
         self.history = self.directory.metrics()
@@ -385,7 +435,7 @@ class Session:
         server = devices.to_host(self.server, self.plan.mesh)
         checkpoint.commit(server, self.completed, length, self._extra())
         checkpoint.close()
-        if self.completed == self.settings.rounds:
+        if self.completed == self.last_round:
             directory.write_summary(run.summary(), run.per_client())
 
     def _result(self, personal: AnyScores, population: AnyScores, newcomers: dict[str, AnyScores]) -> Run:
@@ -410,7 +460,11 @@ class Session:
             },
             seconds=dict(self.clock.seconds),
             peak_rss_bytes=_peak_rss(),
-            extra={"rejected": dict(self.rejected)} | ({"advice": dict(self.advice)} if self.advice else {}),
+            extra={
+                "rejected": dict(self.rejected),
+                **({"advice": dict(self.advice)} if self.advice else {}),
+                **({"privacy": self.ledger.summary(self.completed)} if self.ledger else {}),
+            },
             path=self.directory.path if self.directory else None,
             train=self.train,
             root=self.root,
@@ -421,7 +475,13 @@ class Session:
         """Whether a client has joined, and its state."""
         rows = np.full(self.plan.hands, client)
         record = devices.to_host(self.home.take(rows, self.completed), self.plan.mesh)
-        return record.joined[0], jax.tree.map(lambda leaf: leaf[0], record.client)
+        states = self._states(record.client, self.task_of(client))
+        return record.joined[0], jax.tree.map(lambda leaf: leaf[0], states)
+
+
+def _told(newcomers: dict[str, AnyScores]) -> dict[str, Any]:
+    """What a line of the metrics says of newcomers."""
+    return {part: scores.to_json() if scores else None for part, scores in newcomers.items()}
 
 
 def _summarised(tallies: Tally | RegressionTally | None) -> AnyScores:
@@ -431,6 +491,11 @@ def _summarised(tallies: Tally | RegressionTally | None) -> AnyScores:
 def _peak_rss() -> int:
     """The most memory that this process has held, which includes earlier runs in it; macOS counts bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@jax.jit
+def _unpacked(method: Any, task: Task, stacked: Any) -> Any:
+    return jax.vmap(partial(architectures.unpack, like=architectures.client_shape(method, task)))(stacked)
 
 
 @jax.jit

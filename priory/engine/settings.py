@@ -1,6 +1,7 @@
 """How a federation is run: one dataclass for `simulate`, the command line and the manifest."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from priory.fed.schedule import Schedule
 
 PARTICIPATION = ("fixed", "bernoulli")
 WEIGHTING = ("method", "uniform", "examples")
+PRIVACY = ("central", "local")
 WHOLE = (
     "rounds",
     "cohort",
@@ -39,13 +41,22 @@ class Settings:
         exclude_uncertain: Share of a round's uploaders left out, those least sure of their own validation examples.
         schedule: Hyper-parameters that change with the round: FIELD=step:FACTOR@FRACTION,... | cosine | linear.
         compress: What clients send is compressed: qsgd:LEVELS, random:FRACTION or top:FRACTION; not at all by default.
+        dp: Differential privacy of clients: noise on the sum of what they send (central) or on each message (local).
+        dp_epsilon: Budget that the noise is solved for, over all rounds; with dp_noise a run ends before exceeding it.
+        dp_delta: δ of the guarantee; far below 1 / clients.
+        dp_noise: Standard deviation of the noise over the sensitivity.
+        dp_clip: Norm that what a client learned is scaled down to; not used where a method states its sensitivity.
+        dp_sensitivity: Distance that one client is assumed to move a release by, in place of the one that is known.
         seed: Root of all randomness of the run.
-        model: linear, mlp:WIDTH[,WIDTH], cnn, reddi, intercept, factor:RANK or package.module:factory; chosen from the
-            data by default.
+        model: linear, mlp:WIDTH[,WIDTH], cnn, cnn3:CHANNELS,WIDTH, reddi, intercept, factor:RANK or
+            package.module:factory; chosen from the data by default.
+        models: Several models, spread over the clients in turn: mlp:32,mlp:256,cnn; for methods that exchange no
+            weights.
         head: Which parameter paths are the head (prefix or regular expression); the last layer by default.
         scale: Noise of a regression: a number, learned, or column (known for each row, the default where it is).
         eval_every: Rounds between evaluations; a tenth of all rounds by default, 0 for only one at the end.
         eval_clients: Clients evaluated on the way; at the end it is always all of them.
+        eval_newcomers: Evaluate the clients that were held out at every evaluation, not only at the end.
         onboard_visits: Local updates that a client which never took part does before it is personalised.
         client_batch: Clients that a device runs at once; 1 (a scan) on CPU and all (a vmap) elsewhere by default.
         resident_bytes: Most bytes of client state kept on the devices; beyond that it stays on disk.
@@ -59,12 +70,20 @@ class Settings:
     exclude_uncertain: float = 0.0
     schedule: tuple[str, ...] = ()
     compress: str | None = None
+    dp: Literal["central", "local"] | None = None
+    dp_epsilon: float | None = None
+    dp_delta: float = 1e-5
+    dp_noise: float | None = None
+    dp_clip: float = 1.0
+    dp_sensitivity: float | None = None
     seed: int = 0
     model: str | None = None
+    models: str | None = None
     head: str | None = None
     scale: float | Literal["learned", "column"] | None = None
     eval_every: int | None = None
     eval_clients: int | None = None
+    eval_newcomers: bool = False
     onboard_visits: int = 1
     client_batch: int | None = None
     resident_bytes: int = 1 << 30
@@ -91,7 +110,21 @@ class Settings:
             raise UsageError(f"exclude-uncertain={share!r} lies outside [0, 1); choose a share such as 0.2.")
         if self.compress is not None:
             uplink.parse(self.compress)
+        self._check_privacy()
+        if self.model is not None and self.models is not None:
+            raise UsageError(f"model={self.model} and models={self.models} both name networks; give one of them.")
         self.drawn_from(num_clients).check()
+
+    def _check_privacy(self) -> None:
+        """Raise on numbers that no privacy can have."""
+        if self.dp is not None and self.dp not in PRIVACY:
+            raise UsageError(f"dp={self.dp!r} is unknown; choose {' or '.join(PRIVACY)}.")
+        for name in ("dp_epsilon", "dp_noise", "dp_clip", "dp_sensitivity"):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and 0 < value < math.inf):
+                raise UsageError(f"{name.replace('_', '-')}={value!r} is not a positive number; choose one above 0.")
+        if not (_is_number(self.dp_delta) and 0 < self.dp_delta < 1):
+            raise UsageError(f"dp-delta={self.dp_delta!r} lies outside (0, 1); choose one such as 1e-5.")
 
     def check_exclusion(self, method: Any, num_validation: int) -> None:
         """Raise when uncertain clients are to be left out and the method or the data allow no judging."""
@@ -120,10 +153,11 @@ class Settings:
             return None
         return uplink.compressing(uplink.parse(self.compress), method)
 
-    def drawn_from(self, num_clients: int) -> Participation:
-        """How clients are drawn from so many."""
+    def drawn_from(self, num_clients: int, groups: int = 1) -> Participation:
+        """How clients are drawn from so many, in so many groups."""
         cohort = num_clients if self.cohort is None else self.cohort
-        return Participation(num_clients, cohort, cohort if self.active is None else self.active, self.participation)
+        active = cohort if self.active is None else self.active
+        return Participation(num_clients, cohort, active, self.participation, groups)
 
     def schedules(self, method: Any) -> tuple[Schedule, ...]:
         """The schedules, each checked to name a number of the method."""
@@ -164,3 +198,7 @@ def make(values: dict[str, Any]) -> Settings:
     if isinstance(values.get("schedule"), str):
         values = {**values, "schedule": (values["schedule"],)}
     return Settings(**{**values, "schedule": tuple(values.get("schedule", ()))})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -267,6 +267,22 @@ class Effects(Protocol[DownIn, PostIn]):
         """The effects that all clients share: a tree, without leaves if there are none."""
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    """Optional: what a client sends is bounded by itself, so that differential privacy need not clip it."""
+
+    def sensitivity(self, task: Task) -> float:
+        """Δ₂, the largest distance ‖u − u′‖ of two payloads, whatever the data of the client that sends them."""
+
+
+@runtime_checkable
+class Alone(Protocol):
+    """Optional: the method can be run so that no client learns of the others, to see what the federation adds."""
+
+    def alone(self) -> Any:
+        """The same training of every client by itself."""
+
+
 class AdviceWarning(UserWarning):
     """What the figures of a run tell its user to look at."""
 

@@ -51,7 +51,7 @@ from priory.fed.checks import at_least, choices, positive
 from priory.fed.embedding import Embedding, Layer
 from priory.fed.local import Optimiser, Work, each_batch, fit
 from priory.fed.method import Info, Message, Predictive, Task, equally, even_mixture, point
-from priory.fed.shard import Batch, Shard
+from priory.fed.shard import Batch, Pool, Shard
 from priory.models.model import Params
 from priory.models.sets import SetNet
 
@@ -221,7 +221,7 @@ class FedVI:
         embedding, theta = Embedding(task), self._centre(down.weights)
         num_global, num_local = self._features(embedding)
         constructor = self._constructor(num_local, embedding.num_outputs)
-        size, order = min(self.work.batch_size, data.capacity), jnp.arange(data.capacity)
+        size, order = self._size(data), jnp.arange(data.capacity)
 
         def add(i: Array, total: Array) -> Array:
             batch = data.take(order, i, size)
@@ -298,7 +298,7 @@ class FedVI:
         """
         if self.work.steps is not None or jax.tree.leaves(stats):
             return self.work
-        return Work(epochs=self.work.epochs, batch_size=min(self.work.batch_size, data.capacity))
+        return Work(epochs=self.work.epochs, batch_size=self._size(data))
 
     def _loss(self, task: Task, params: Params, batch: Batch, key: Key) -> tuple[Array, tuple[Any, Info]]:
         """Eq. (24) for a minibatch; the new statistics and the loss's pieces."""
@@ -335,7 +335,7 @@ class FedVI:
     def _refined(self, task: Task, posterior: Posterior, data: Shard, key: Key) -> Local:
         """The client's Gaussian after training on its labels, θ fixed."""
         embedding, theta = Embedding(task), self._centre(posterior.theta.weights)
-        fixed = Params(theta["embedding"], posterior.theta.stats)
+        seen = self._embedded(embedding, Params(theta["embedding"], posterior.theta.stats), data)
 
         def local_at(weights: tuple[Array, Array, Array]) -> Local:
             mean, log_sd, bias = weights
@@ -344,14 +344,31 @@ class FedVI:
         def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
             local = local_at(params.weights)
             layer = _last_layer(theta, _draw(key, local), local.bias)
-            outputs = embedding.outputs(fixed.weights, layer, embedding.features(fixed, batch.x)[0])
+            outputs = embedding.outputs(theta["embedding"], layer, batch.x)
             # The likelihood is a mean, and the divergence counts once for all of the client's examples.
             penalty = self.tau / jnp.maximum(data.count, 1) * _divergence(local)
             return task.mean_nll(outputs, batch) + penalty, params.stats
 
         start = Params((posterior.local.mean, jnp.log(posterior.local.sd), posterior.local.bias))
-        work = Work(epochs=self.refine_epochs, batch_size=min(self.work.batch_size, data.capacity))
-        return local_at(fit(objective, start, data, Optimiser("sgd", self.refine_step_size), work, key)[0].weights)
+        work = Work(epochs=self.refine_epochs, batch_size=self._size(data))
+        return local_at(fit(objective, start, seen, Optimiser("sgd", self.refine_step_size), work, key)[0].weights)
+
+    def _embedded(self, embedding: Embedding, fixed: Params, data: Shard) -> Shard:
+        """The client's examples, features in the place of inputs: the embedding runs once and not every epoch."""
+        size, order, whole = self._size(data), jnp.arange(data.capacity), data.padded()
+
+        def fill(i: Array, rows: Array) -> Array:
+            found, _ = embedding.features(fixed, data.take(order, i, size).x)
+            return jax.lax.dynamic_update_slice_in_dim(rows, found, i * size, axis=0)
+
+        rows = jnp.zeros((-(-data.capacity // size) * size, embedding.width))
+        rows = jax.lax.fori_loop(0, data.num_batches(size), fill, rows)[: data.capacity]
+        pool = Pool(rows, whole.y, whole.scale, jnp.zeros(()), jnp.ones(()))
+        return Shard(pool, jnp.zeros(1, jnp.int32), data.count[None], data.capacity)
+
+    def _size(self, data: Shard) -> int:
+        """Rows of a minibatch, no more than a client has examples."""
+        return min(self.work.batch_size, data.capacity)
 
     def _features(self, embedding: Embedding) -> tuple[int, int]:
         """How many features are global and how many local."""

@@ -96,13 +96,13 @@ def as_model(anything: Any) -> Model:
 
 
 def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model:
-    """The model named by `spec`: "linear", "mlp:256,128", "cnn:16,32", "reddi", "intercept", "factor:2" or a factory.
+    """The model named by `spec`: "linear", "mlp:256,128", "cnn:16,32", "cnn3:16,32,64", "reddi", "factor:2" and so on.
 
-    "mlp" alone has one hidden layer of 256 units; the numbers after "cnn" are the channels of its convolutions; those
-    after "reddi" too, but for the last, the width of its dense layer, and "pool" may stand between them; "intercept"
-    learns a constant and reads no input; "factor:RANK" is linear through RANK numbers, without biases. A factory,
-    "package.module:factory", is called with `num_outputs` if it takes an argument, and what it returns goes through
-    `as_model`.
+    "mlp" alone has one hidden layer of 256 units; the numbers after "cnn" are the channels of its 5x5 convolutions;
+    "cnn3" has 3x3 ones, and the last of its numbers is the width of its dense layer; so it is with "reddi", where
+    "pool" may stand between them; "intercept" learns a constant and reads no input; "factor:RANK" is linear through
+    RANK numbers, without biases. A factory, "package.module:factory", is called with `num_outputs` if it takes an
+    argument, and what it returns goes through `as_model`.
     """
     from priory.models import nets
     from priory.models.linen import Linen
@@ -117,6 +117,10 @@ def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model
             channels = _widths(spec, argument) if argument else nets.CNN.channels
             _check_image(spec, input_shape, smallest=2 ** len(channels))
             return Linen(nets.CNN(num_outputs, channels))
+        case "cnn3" if argument:
+            numbers = _widths(spec, argument)
+            _check_image(spec, input_shape, smallest=2 ** (len(numbers) - 1))
+            return Linen(nets.CNN(num_outputs, numbers[:-1], numbers[-1], side=3))
         case "reddi":
             stages, width = _stages(spec, argument) if argument else (nets.Reddi.stages, nets.Reddi.width)
             _check_image(spec, input_shape, smallest=nets.Reddi.smallest(stages))
@@ -128,7 +132,8 @@ def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model
     if not argument or name in ("linear", "intercept"):
         raise UsageError(
             f"model={spec!r} is unknown; choose linear, mlp, mlp:WIDTH[,WIDTH...], cnn, cnn:CHANNELS[,CHANNELS...], "
-            "reddi, reddi:CHANNELS[,CHANNELS...],WIDTH, intercept, factor:RANK or package.module:factory."
+            "cnn3:CHANNELS[,CHANNELS...],WIDTH, reddi, reddi:CHANNELS[,CHANNELS...],WIDTH, intercept, factor:RANK or "
+            "package.module:factory."
         )
     factory = _imported(spec, name, argument)
     try:
@@ -139,6 +144,21 @@ def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model
             "of outputs, or nothing."
         ) from error
     return as_model(built)
+
+
+def several(text: str) -> tuple[str, ...]:
+    """The models of a list; numbers and the word pool go on with the model before them.
+
+    >>> several("mlp:32,mlp:256,128,cnn")
+    ('mlp:32', 'mlp:256,128', 'cnn')
+    """
+    specs: list[str] = []
+    for part in text.split(","):
+        if specs and (part.isdigit() or part == "pool"):
+            specs[-1] += f",{part}"
+        else:
+            specs.append(part)
+    return tuple(specs)
 
 
 def default(input_shape: tuple[int, ...], num_outputs: int) -> Model:

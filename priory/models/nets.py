@@ -30,17 +30,23 @@ class CNN(nn.Module):
 
     McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017, with the
     128 hidden units of the EMNIST literature.
+
+    Attributes:
+        channels: Of each convolution.
+        width: Units of the first dense layer.
+        side: Of a convolution's window.
     """
 
     num_outputs: int
     channels: tuple[int, ...] = (32, 64)
     width: int = 128
+    side: int = 5
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         x = x[..., None] if x.ndim == 3 else x
         for channels in self.channels:
-            x = halve(nn.relu(nn.Conv(channels, (5, 5))(x)))
+            x = halve(nn.relu(nn.Conv(channels, (self.side, self.side))(x)))
         x = nn.relu(nn.Dense(self.width)(x.reshape(x.shape[0], -1)))
         return nn.Dense(self.num_outputs)(x)
 

@@ -99,7 +99,7 @@ def test_a_manifest_is_run_again_with_its_compression_untold(federation, tmp_pat
 
 
 def test_a_bad_compression_is_refused_before_anything_is_built(federation, monkeypatch):
-    monkeypatch.setattr(session, "task_of", lambda *_: pytest.fail("the network was built"))
+    monkeypatch.setattr(session, "tasks_of", lambda *_: pytest.fail("the network was built"))
     with pytest.raises(priory.UsageError, match="compress='zip:3' is not understood"):
         simulate(federation, compress="zip:3")
     with pytest.raises(priory.UsageError, match="levels=0"):

@@ -32,9 +32,10 @@ class Tiny(nn.Module):
 
 
 def tiny_task(num_clients: int = len(COUNTS)) -> Task:
-    """Three classes, inputs of five features."""
+    """Three classes, inputs of five features, seven more inputs that all know."""
     model = Linen(Tiny())
-    return Task(model, Categorical(3), (5,), num_clients, sum(COUNTS), Head(model.last_layer((5,))))
+    public = jnp.asarray(np.random.default_rng(9).normal(size=(7, 5)), jnp.float32)
+    return Task(model, Categorical(3), (5,), num_clients, sum(COUNTS), Head(model.last_layer((5,))), public)
 
 
 def tiny_shards(counts: tuple[int, ...] = COUNTS, seed: int = 0) -> Shards:

@@ -135,7 +135,7 @@ def test_a_hundred_rounds_end_within_a_thousandth_of_the_optimum_without_a_feder
 
 def test_a_client_needs_room_for_the_kept_states_alone(representation):
     """M·d in table 1 of the paper, less what burn-in leaves out; between rounds d, or nothing."""
-    task = priory.engine.problem.task_of(representation, priory.Settings(model=f"factor:{RANK}"))
+    task = priory.engine.problem.tasks_of(representation, priory.Settings(model=f"factor:{RANK}"))[0]
     z = trees.partition(jax.eval_shape(task.init, jax.random.key(0)).weights, task.is_head)[0]
 
     def kept(z, key):

@@ -183,7 +183,8 @@ def test_statistics_are_averaged_plainly(name):
     server, messages = round_of(name)
     statistics, _ = trees.partition(messages.payload, uplink.is_statistic)
     if not jax.tree.leaves(statistics):
-        assert name == "local", "a method that sends weights sends the statistics that belong to them"
+        sends_no_weights = ("local", "fedbnn")
+        assert name in sends_no_weights, "a method that sends weights sends the statistics that belong to them"
         return
     mean = trees.weighted_mean(statistics, messages.weight, otherwise=jax.tree.map(lambda x: x[0], statistics))
     assert_close(trees.partition(aggregated(name, messages), uplink.is_statistic)[0].stats, mean.stats)
@@ -241,7 +242,7 @@ def plan_of(rounds: int) -> Plan:
 def visited(method: Any, order: Any) -> tuple[Record, Message]:
     """Records and messages of all clients, visited in the given order."""
     records = jax.tree.map(
-        lambda leaf: jnp.zeros((len(COUNTS), *leaf.shape), leaf.dtype), blank_record(method, TASK, CHANNEL, SHARDS)
+        lambda leaf: jnp.zeros((len(COUNTS), *leaf.shape), leaf.dtype), blank_record(method, (TASK,), CHANNEL, SHARDS)
     )
     slots = Slots(order, jnp.full(len(COUNTS), True), jnp.full(len(COUNTS), True))
     down = method.broadcast(method.init(TASK, rng.key(ROOT, Stream.INIT)))
@@ -252,13 +253,13 @@ def visited(method: Any, order: Any) -> tuple[Record, Message]:
 def simulated(name: str, rounds: int, method: Any = None) -> tuple[Any, Record]:
     """Server and records after some rounds of two of the three clients; every count of rounds shares a compilation."""
     method, plan = method or method_of(name), plan_of(3)
-    record = blank_record(method, TASK, CHANNEL, SHARDS)
+    record = blank_record(method, (TASK,), CHANNEL, SHARDS)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((4, *leaf.shape), leaf.dtype), record)
     records = devices.zeros_shared_out(shapes, plan.mesh)
     placed = devices.everywhere((SHARDS, ROOT), plan.mesh)
     server = devices.everywhere(method.init(TASK, rng.key(ROOT, Stream.INIT)), plan.mesh)
     span = devices.everywhere((np.int32(0), np.int32(rounds)), plan.mesh)
-    server, records, _ = run_block(method, TASK, CHANNEL, *placed, *span, server, records, plan=plan)
+    server, records, _ = run_block(method, (TASK,), CHANNEL, *placed, *span, server, records, plan=plan)
     return devices.to_host((server, records), plan.mesh)
 
 
@@ -267,7 +268,7 @@ def over_the_wire(name: str, rounds: int) -> tuple[Any, dict[int, Record]]:
     method, plan = method_of(name), plan_of(rounds)
     server = method.init(TASK, rng.key(ROOT, Stream.INIT))
     states: dict[int, Record] = {}
-    shapes = blank_record(method, TASK, CHANNEL, SHARDS)
+    shapes = blank_record(method, (TASK,), CHANNEL, SHARDS)
     blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     like_down = jax.eval_shape(lambda: method.broadcast(server))
     for t in range(rounds):

@@ -39,36 +39,12 @@ from priory.fed.method import (
     point,
 )
 from priory.fed.shard import Batch, Shard
-from priory.methods import cfedbayes, fedhb_mixture, fedhb_niw, fedpop, fedvi, pfedbayes, sfedbayes
+from priory.methods import cfedbayes, fedbnn, fedhb_mixture, fedhb_niw, fedpop, fedvi, pfedbayes, sfedbayes
 from priory.models.model import Params
 from tests.methods.problems import tiny_shards, tiny_task
 
 Weights = Any
 Nothing = tuple[()]
-
-
-@struct
-class Gaussian:
-    """A diagonal Gaussian over weights: (μ, ρ), σ = softplus(ρ)."""
-
-    mu: Weights
-    rho: Weights
-
-
-@struct
-class OwnBNN:
-    """FedBNN's client: q_k and the prior ψ_k, of the client's own architecture."""
-
-    q: Gaussian
-    psi: Gaussian
-
-
-@struct
-class Alignment:
-    """FedBNN's server: the mean output on the public inputs, and the last one of every client."""
-
-    mean: Array
-    cache: Array
 
 
 @struct
@@ -85,25 +61,6 @@ class Neighbours:
 
     params: Params
     examples: Batch
-
-
-@struct
-class FedBNN:
-    linear: ClassVar[bool] = False
-
-    def check(self) -> None: ...
-    def init(self, task: Task, key: Key) -> Alignment: ...
-    def broadcast(self, server: Alignment) -> Array: ...
-    def enrol(self, task: Task, down: Array, key: Key) -> OwnBNN: ...
-    def client_update(
-        self, task: Task, down: Array, client: OwnBNN, data: Shard, key: Key
-    ) -> tuple[OwnBNN, Message[Array], Info]: ...
-    def aggregate(
-        self, task: Task, server: Alignment, messages: Message[Array], key: Key
-    ) -> tuple[Alignment, Info]: ...
-    def personalise(self, task: Task, down: Array, client: OwnBNN, data: Shard, key: Key) -> Gaussian: ...
-    def predict(self, task: Task, posterior: Gaussian, x: Array, key: Key) -> Predictive: ...
-    def draws(self, task: Task, posterior: Gaussian, key: Key, num: int) -> Params: ...
 
 
 @struct
@@ -242,7 +199,7 @@ _fedhbmixture: Method[
     fedhb_mixture.Prototypes, fedhb_mixture.Prototypes, Any, fedhb_mixture.Update, fedhb_mixture.Experts
 ] = fedhb_mixture.FedHBMixture()
 _fedvi: Method[fedvi.Server, Params, Nothing, Params, fedvi.Posterior] = fedvi.FedVI()
-_fedbnn: Method[Alignment, Array, OwnBNN, Array, Gaussian] = FedBNN()
+_fedbnn: Method[fedbnn.Server, Array, fedbnn.Client, Array, Belief] = fedbnn.FedBNN()
 _fedpop: Method[fedpop.Server, fedpop.Down, Weights, fedpop.Gradients, fedpop.Samples] = fedpop.FedPop()
 _fedbe: Method[Params, Params, Nothing, Params, Params] = FedBE()
 _scaffold: Method[Control, Control, Weights, Control, Params] = Scaffold()
@@ -257,6 +214,7 @@ _inferred: Unlabelled[Params, fedvi.Posterior] = fedvi.FedVI()
 _global_classifier: Population[Params, fedvi.Posterior] = fedvi.FedVI()
 _last_layers: Draws[fedvi.Posterior] = fedvi.FedVI()
 _compressed: Compresses = fedpop.FedPop()
+_networks: Draws[Belief] = fedbnn.FedBNN()
 _own_draws: Draws[fedhb_niw.Posterior] = fedhb_niw.FedHBNIW()
 _bound: Evidence[fedhb_niw.Prior, Any] = fedhb_niw.FedHBNIW()
 _mixture_bound: Evidence[fedhb_mixture.Prototypes, fedhb_mixture.Update] = fedhb_mixture.FedHBMixture()

@@ -1,0 +1,118 @@
+"""FedBNN beside the same clients trained alone, on CIFAR-10 and MNIST; prints docs' tables.
+
+    PRIORY_DATA=... python bench/fedbnn.py                 runs what is missing, then prints
+    PRIORY_DATA=... python bench/fedbnn.py --estimate      only says what is missing and how long it would take
+    PRIORY_DATA=... python bench/fedbnn.py --only same     one table
+    PRIORY_DATA=... python bench/fedbnn.py --only full     the sizes of the paper, which a whole run of the others does
+                                                           not contain
+
+same      20 clients with 5 classes of CIFAR-10 each, one network
+mixed     the same clients, four networks
+classes   alignment sets of 10, 8, 5 and 2 classes, and of another data set (table 2)
+sizes     alignment sets of 50 to 2000 inputs (figure 3)
+privacy   ε a round from 1 to 0.0001 at δ = 0.0001 (table 3), with the sensitivity of a matrix and with that of a row
+many      500 clients, 10 % a round, at most 40 images each (table 4)
+mnist     calibration (figure 2)
+
+Seed s is that of the split and of the run, so methods are paired within a seed. Settings were chosen on the validation
+rows of seed 100. Every finished cell is a JSON file of its own with the command that makes it again.
+"""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+
+from cells import Column  # noqa: E402
+from tables import Table, main  # noqa: E402
+
+from priory.fed import privacy  # noqa: E402
+
+CELLS = Path(__file__).parents[1] / "docs" / "methods" / "fedbnn"
+COLUMNS = {
+    "accuracy": Column(("personal", "accuracy"), 100, 2),
+    "client mean": Column(("personal", "clients", "mean"), 100, 2),
+    "worst client": Column(("personal", "clients", "worst"), 100, 2),
+    "NLL": Column(("personal", "nll"), 1, 3),
+    "ECE": Column(("personal", "ece"), 1, 3),
+    "MCE": Column(("personal", "mce"), 1, 3),
+}
+MODEL = "cnn3:16,32,64"
+MODELS = "cnn3:16,32,64,cnn3:8,16,32,mlp:128,mlp:64,32"
+FEDBNN = "fedbnn:step-size=0.001"
+ALONE = f"{FEDBNN},gamma=0.0"
+CIFAR: dict[str, Any] = {
+    "data": "cifar10",
+    "partition": {"spec": "classes:5", "clients": 20, "align": "own:500"},
+    "columns": COLUMNS,
+    "seconds": 150,
+}
+SETTINGS = {"rounds": 30, "model": MODEL}
+FIVE = ("1", "0.1", "0.01", "0.001", "0.0001")
+NUM_INPUTS = 500
+
+
+def noise(epsilon: str) -> float:
+    """The noise multiplier whose zCDP is (ε, 0.0001)-DP for one message."""
+    return round(1 / math.sqrt(2 * privacy.rho_of(float(epsilon), 1e-4)), 4)
+
+
+TABLES = {
+    "same": Table(settings=SETTINGS, rows={"alone": ALONE, "fedbnn": FEDBNN}, **CIFAR),
+    "mixed": Table(settings={"rounds": 30, "models": MODELS}, rows={"alone": ALONE, "fedbnn": FEDBNN}, **CIFAR),
+    "classes": Table(
+        settings=SETTINGS,
+        rows={"alone": ALONE, **dict.fromkeys(("2", "5", "8", "10", "cifar100"), FEDBNN)},
+        dealt={
+            **{row: {"align": f"own:500:classes={row}"} for row in ("2", "5", "8")},
+            "cifar100": {"align": "cifar100:500"},
+        },
+        seeds=(0,),
+        **CIFAR,
+    ),
+    "sizes": Table(
+        settings=SETTINGS,
+        rows={"alone": ALONE, **dict.fromkeys(("50", "200", "500", "1000", "2000"), FEDBNN)},
+        dealt={row: {"align": f"own:{row}"} for row in ("50", "200", "1000", "2000")},
+        seeds=(0,),
+        **CIFAR,
+    ),
+    "privacy": Table(
+        settings={**SETTINGS, "dp": "local", "dp_delta": 1e-4},
+        rows={f"{kind}-{epsilon}": FEDBNN for kind in ("matrix", "row") for epsilon in FIVE},
+        own={
+            f"{kind}-{epsilon}": {"dp_noise": noise(epsilon)}
+            | ({"dp_sensitivity": round(math.sqrt(2), 6)} if kind == "row" else {})
+            for kind in ("matrix", "row")
+            for epsilon in FIVE
+        },
+        seeds=(0,),
+        **CIFAR,
+    ),
+    "many": Table(
+        settings={**SETTINGS, "cohort": 50},
+        rows={"alone": ALONE, "fedbnn": FEDBNN},
+        seeds=(0,),
+        **{**CIFAR, "partition": {"spec": "classes:5", "clients": 500, "align": "own:500", "sizes": "1.0=32"}},
+    ),
+    "mnist": Table(
+        data="mnist",
+        partition={"spec": "classes:5", "clients": 20, "align": "own:500", "sizes": "1.0=500"},
+        settings={"rounds": 30, "model": "mlp:100"},
+        rows={"alone": ALONE, "fedbnn": FEDBNN},
+        columns=COLUMNS,
+        seconds=60,
+    ),
+}
+FULL = Table(
+    settings={"rounds": 100, "model": "cnn3:32,64,128", "eval_every": 10},
+    rows={"alone": f"{ALONE},epochs=10", "fedbnn": f"{FEDBNN},epochs=10"},
+    **{**CIFAR, "partition": {**CIFAR["partition"], "align": "own:2000"}, "seconds": 10_000},
+)
+
+if __name__ == "__main__":
+    main(TABLES, CELLS, __doc__, apart={"full": FULL})

@@ -1,0 +1,57 @@
+"""`priory audit`: what an attacker with canaries can show of a run's differential privacy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from priory import report
+from priory.cli import flags, progress
+from priory.cli.run import opened, run_groups
+from priory.engine.audit import audit as audit_run
+
+TEXT = (
+    "Bound the epsilon of a run with --dp from below: it is made again with canary clients, whose coins an attacker "
+    "guesses from what is released (Steinke et al. 2023). The run itself stays as it is; audit.json is added to it."
+)
+REFUTED = 1
+MEANING = (
+    "A bound above the claim refutes it: noise, clipping, accounting or an assumed sensitivity is wrong; a true claim "
+    "is refuted in one audit of twenty at most, so confirm with another --seed. A bound below it proves nothing: other "
+    "attacks, or more canaries, may show more."
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the run is audited.
+
+    Attributes:
+        canaries: Clients that are added, at least 100; more of them can show more.
+        seed: Root of all randomness of the audit; that of the run by default.
+    """
+
+    canaries: int = 200
+    seed: int | None = None
+
+
+def audit(argv: Sequence[str]) -> int:
+    """The exit code of `priory audit`: 1 where the claim is refuted."""
+    groups = run_groups("audit") | {"audit": flags.group("audit", "", flags.flags_of(Options()))}
+    values = flags.parse(groups, argv, prog="priory audit", text=TEXT)
+    path, _ = opened(values)
+    chosen = Options(**values["audit"])
+    with progress.counting("auditing") as told:
+        found = audit_run(path, canaries=chosen.canaries, seed=chosen.seed, told=told)
+    told_of = f"delta {found.delta:g}, {found.relation}; sensitivity {found.assumption}"
+    guessed = f"{found.correct} of {found.guesses} coins guessed right, {found.canaries} canaries"
+    lines = [f"claim   epsilon {found.claim:.4g} ({found.mode}, {told_of})"]
+    if abs(found.audited - found.claim) > 1e-3 * found.claim:
+        lines.append(f"        epsilon {found.audited:.4g} by the same accounting with the canaries among the clients")
+    lines += [
+        f"bound   epsilon {found.bound:.4g} at least, with 95 % confidence ({guessed})",
+        "the bound stays below the claim" if found.holds else "THE CLAIM IS REFUTED: the bound lies above it",
+        MEANING,
+    ]
+    console = report.console()
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return 0 if found.holds else REFUTED

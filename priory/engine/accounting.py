@@ -1,0 +1,431 @@
+"""What a run's privacy costs: the sensitivity and the noise of what is released, and ε after so many rounds.
+
+The accountants are dp-accounting's. Its events mean different things by a noise multiplier: σ over the distance between
+neighbours everywhere but for Poisson sampling, where it is σ over the norm of one message, which is the distance when a
+client is added or removed. So a sensitivity here is always that distance, and the noise multiplier σ over it:
+
+    local              replace one client            2C: two messages in a ball of radius C
+    central, fixed     replace one client            2C
+    central, bernoulli add or remove one client      C
+    a method that bounds its payload (`Bounded`)     what it states, for all three
+
+Sampling amplifies privacy where nothing but one draw of a round depends on who is in it. Otherwise cohorts count as
+known, which they may be since no data decide them, and a client's own participations add up: under local privacy, where
+each message is released by itself; for groups that are sampled apart; and for a fixed-size cohort of clients that keep
+a state, since who took whose place in an earlier round then shows in what they send now.
+"""
+
+import importlib
+import math
+import warnings
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from priory.core import rng, trees
+from priory.core.errors import UsageError
+from priory.core.rng import Key, Stream
+from priory.engine.cohort import Participation
+from priory.engine.settings import Settings
+from priory.fed import privacy
+from priory.fed.channel import is_statistic
+from priory.fed.method import AdviceWarning, Bounded, Channel, Task
+from priory.fed.shard import Shards
+
+STEPS = 10  # halvings of a factor of 2 when noise is solved for: it is at most 0.07 % more than necessary
+UNCOVERED = (
+    "not covered: evaluations, and the figures of a round, which the simulator tells of clients in the clear; a "
+    "client's personal model stays with it and is not private from itself (joint differential privacy)"
+)
+
+
+class Spending(Protocol):
+    """What the rounds of a run cost."""
+
+    @property
+    def accountant(self) -> str: ...
+
+    def epsilon(self, noise: float, rounds: int, delta: float) -> float:
+        """ε after so many rounds."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Every participation of a client counts, and the client with the most of them decides (sequential, parallel).
+
+    Attributes:
+        most: After t rounds, the participations of the client with the most, (rounds + 1,).
+    """
+
+    most: tuple[int, ...]
+    accountant: str = "exact Gaussian composition over each client's own participations, the largest over clients"
+
+    def epsilon(self, noise: float, rounds: int, delta: float) -> float:
+        num = self.most[rounds]
+        # k mechanisms with noise z are one with z/√k.
+        return float(_accounting().get_epsilon_gaussian(noise / math.sqrt(num), delta)) if num else 0.0
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each client is drawn independently, and a draw above the capacity is cut to a random part of it."""
+
+    num_clients: int
+    probability: float
+    capacity: int
+    accountant: str = "privacy loss distribution of the truncated Poisson-subsampled Gaussian (dp-accounting)"
+
+    def epsilon(self, noise: float, rounds: int, delta: float) -> float:
+        return _poisson_epsilon(self, noise, rounds, delta) if rounds else 0.0
+
+
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """Each round draws so many clients, every choice equally likely."""
+
+    num_clients: int
+    cohort: int
+    accountant: str = "Rényi DP of the Gaussian sampled without replacement, or no sampling if less (dp-accounting)"
+
+    def epsilon(self, noise: float, rounds: int, delta: float) -> float:
+        if rounds == 0:
+            return 0.0
+        accounting, renyi = _accounting(), importlib.import_module("dp_accounting.rdp.rdp_privacy_accountant")
+        orders, rdp = _renyi(self.num_clients, self.cohort, noise)
+        amplified = renyi.compute_epsilon(orders, rounds * rdp, delta)[0]
+        # The bound for sampling is loose where nearly all are drawn; that each round counts fully is always true.
+        return float(min(amplified, accounting.get_epsilon_gaussian(noise / math.sqrt(rounds), delta)))
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What a run releases, with how much noise, and what that costs.
+
+    Attributes:
+        mode: Who adds noise: each client to its message, or the server to the sum.
+        delta: δ.
+        budget: ε that may not be exceeded, if one was given.
+        noise: σ / sensitivity.
+        clip: C, infinite where the method bounds its payload.
+        reach: How far what is released can move when one client changes.
+        sensitivity: What that was taken for: the reach, or an assumption of the user's.
+        origin: Where the sensitivity comes from.
+        relation: Which change of one client.
+        spending: What rounds cost.
+        rounds: Rounds that the budget allows, at most those that are planned.
+        planned: Rounds that are planned.
+        expected: Clients that a round expects.
+    """
+
+    mode: Literal["central", "local"]
+    delta: float
+    budget: float | None
+    noise: float
+    clip: float
+    reach: float
+    sensitivity: float
+    origin: str
+    relation: str
+    spending: Spending
+    rounds: int
+    planned: int
+    expected: int
+
+    def spent(self, rounds: int) -> float:
+        """ε after so many rounds."""
+        return self.spending.epsilon(self.noise, rounds, self.delta)
+
+    @cached_property
+    def sd(self) -> float:
+        """σ of the noise on each number."""
+        return self.noise * self.sensitivity
+
+    def channel(self, canaries: privacy.Canaries | None = None) -> privacy.Private:
+        """The uplink that releases so."""
+        if self.mode == "local":
+            return privacy.Noised(self.clip, self.sd, canaries)
+        return privacy.NoisedSum(self.clip, self.sd, float(self.expected), canaries)
+
+    def summary(self, rounds: int) -> dict[str, Any]:
+        """What a summary tells after so many rounds."""
+        return {
+            "mode": self.mode,
+            "epsilon": self.spent(rounds),
+            "delta": self.delta,
+            "budget": self.budget,
+            "rounds_allowed": self.rounds,
+            "rounds_planned": self.planned,
+            "noise_multiplier": self.noise,
+            "sd": self.sd,
+            "clip": self.clip if math.isfinite(self.clip) else None,
+            "sensitivity": self.sensitivity,
+            "sensitivity_from": self.origin,
+            "unit": "client",
+            "relation": self.relation,
+            "accountant": self.spending.accountant,
+            "not_covered": UNCOVERED,
+        }
+
+
+def open_ledger(
+    chosen: Settings,
+    method: Any,
+    name: str,
+    task: Task,
+    participation: Participation,
+    channel: Channel | None,
+    shards: Shards,
+    root: Key,
+) -> Ledger | None:
+    """The ledger of a run with differential privacy, everything checked and the noise solved for; None without.
+
+    Args:
+        name: What the method is called.
+        channel: One that the user gave, which privacy cannot go with.
+        shards: Of all clients, for their shapes alone.
+    """
+    mode = _mode(chosen, method, name)
+    if mode is None:
+        return None
+    _check_company(chosen, mode, method, name, channel)
+    client, payload = _shapes(method, task, shards)
+    _check_payload(payload, name)
+    _accounting()
+    replaces = mode == "local" or participation.kind == "fixed"
+    clip, reach, origin = _reach(chosen, method, name, task, mode, replaces)
+    spending = _spending(mode, participation, bool(jax.tree.leaves(client)), root, chosen.rounds)
+    noise = chosen.dp_noise
+    if noise is None:
+        assert chosen.dp_epsilon is not None
+        noise = solve_noise(spending, chosen.dp_epsilon, chosen.dp_delta, chosen.rounds)
+    rounds = chosen.rounds
+    if chosen.dp_epsilon is not None:
+        rounds = rounds_within(spending, noise, chosen.dp_epsilon, chosen.dp_delta, chosen.rounds)
+        if rounds == 0 < chosen.rounds:
+            first = spending.epsilon(noise, 1, chosen.dp_delta)
+            raise UsageError(
+                f"dp-epsilon={chosen.dp_epsilon:g} is too small for even one round, which costs {first:.4g} with "
+                f"dp-noise={noise:g}; give a larger budget or more noise, or leave out dp-noise."
+            )
+    return Ledger(
+        mode=mode,
+        delta=chosen.dp_delta,
+        budget=chosen.dp_epsilon,
+        noise=noise,
+        clip=clip,
+        reach=reach,
+        sensitivity=reach if chosen.dp_sensitivity is None else chosen.dp_sensitivity,
+        origin=origin,
+        relation="replace one client" if replaces else "add or remove one client",
+        spending=spending,
+        rounds=rounds,
+        planned=chosen.rounds,
+        expected=participation.cohort,
+    )
+
+
+def advice(ledger: Ledger, num_clients: int) -> dict[str, str]:
+    """What the numbers themselves tell the user to look at, by kind."""
+    if ledger.delta < 1 / num_clients:
+        return {}
+    return {
+        "delta": f"dp-delta={ledger.delta:g} is not below 1/{num_clients}, so giving away one client of {num_clients} "
+        f"in full would be allowed; choose a smaller one, such as {0.1 / num_clients:.1g}."
+    }
+
+
+def warn(told: dict[str, str], known: dict[str, str]) -> None:
+    """Warn of what is not known yet, and remember it."""
+    for kind, sentence in told.items():
+        if kind not in known:
+            warnings.warn(sentence, AdviceWarning, stacklevel=3)
+    known.update(told)
+
+
+def solve_noise(spending: Spending, epsilon: float, delta: float, rounds: int) -> float:
+    """The least noise multiplier, up to 0.07 %, with which so many rounds cost at most ε."""
+    rounds = max(rounds, 1)
+    if isinstance(spending, Counted):
+        num = max(spending.most[min(rounds, len(spending.most) - 1)], 1)
+        # A last digit more, so that rounding does not exceed the budget.
+        return float(_accounting().get_sigma_gaussian(epsilon, delta)) * math.sqrt(num) * (1 + 1e-9)
+
+    def enough(noise: float) -> bool:
+        return spending.epsilon(noise, rounds, delta) <= epsilon
+
+    high = float(_accounting().get_sigma_gaussian(epsilon, delta)) * math.sqrt(rounds)  # as if nothing was sampled
+    while not enough(high):
+        high *= 1.01
+    while enough(high / 2):
+        high /= 2
+    low, high = math.log(high / 2), math.log(high)
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(math.exp(middle)) else (middle, high)
+    return math.exp(high)
+
+
+def rounds_within(spending: Spending, noise: float, epsilon: float, delta: float, planned: int) -> int:
+    """The most of the planned rounds that cost at most ε."""
+    low, high = 0, planned
+    if spending.epsilon(noise, planned, delta) <= epsilon:
+        return planned
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if spending.epsilon(noise, middle, delta) <= epsilon else (low, middle)
+    return low
+
+
+def participations(participation: Participation, root: Key, rounds: int) -> np.ndarray:
+    """After t rounds, the uploads of the client with the most, (rounds + 1,); no data decide who is drawn."""
+
+    @jax.jit
+    def count(root: Key) -> Array:
+        def step(counts: Array, t: Array) -> tuple[Array, Array]:
+            for slots in participation.draw_groups(rng.key(root, Stream.COHORT, t)):
+                counts = counts.at[slots.ids].add(slots.uploads.astype(jnp.int32))
+            return counts, jnp.max(counts)
+
+        return lax.scan(step, jnp.zeros(participation.num_clients, jnp.int32), jnp.arange(rounds))[1]
+
+    return np.concatenate([[0], np.asarray(count(root))]).astype(int)
+
+
+def _mode(chosen: Settings, method: Any, name: str) -> Literal["central", "local"] | None:
+    if chosen.dp is not None:
+        if chosen.dp_epsilon is None and chosen.dp_noise is None:
+            raise UsageError(f"dp={chosen.dp} needs a budget or noise; give --dp-epsilon 4 or --dp-noise 1.")
+        return chosen.dp
+    for field in ("dp_epsilon", "dp_noise", "dp_sensitivity"):
+        value = getattr(chosen, field)
+        if value is not None:
+            if isinstance(method, Bounded) and field != "dp_sensitivity":
+                return "local"  # it was made for noise on its messages
+            said = f"{field.replace('_', '-')}={value:g}"
+            raise UsageError(
+                f"{said} says how private {name} is to be, but not in which form; add --dp central or local."
+            )
+    return None
+
+
+def _check_company(chosen: Settings, mode: str, method: Any, name: str, channel: Channel | None) -> None:
+    """Raise on what cannot go together with privacy."""
+    said = f"dp={mode}"
+    if getattr(method, "pools", False):
+        raise UsageError(f"{said} protects what clients send, but {name} pools their data; leave it out.")
+    if mode == "central" and not method.linear:
+        form = ", or its linear form (--linear)" if "linear" in getattr(method, "__dataclass_fields__", {}) else ""
+        raise UsageError(f"{said} releases a sum, but {name} is not linear: it needs them all; use --dp local{form}.")
+    if chosen.compress is not None:
+        raise UsageError(f"{said} and compress={chosen.compress} both change what is sent; give one of them.")
+    if channel is not None:
+        raise UsageError(f"{said} and channel={channel} both change what is sent; give one of them.")
+    if chosen.exclude_uncertain:
+        raise UsageError(
+            f"{said} does not cover what exclude-uncertain={chosen.exclude_uncertain} tells of clients; choose 0."
+        )
+    if chosen.weighting == "examples":
+        raise UsageError(
+            f"{said} keeps numbers of examples private, which weighting=examples sends; use method or uniform."
+        )
+
+
+def _shapes(method: Any, task: Task, shards: Shards) -> tuple[Any, Any]:
+    """The shapes of what a client keeps, and of what it sends."""
+
+    def first_contact(key: Key) -> tuple[Any, Any]:
+        key_init, key_enrol, key_client = jax.random.split(key, 3)
+        down = method.broadcast(method.init(task, key_init))
+        client = method.enrol(task, down, key_enrol)
+        client, message, _ = method.client_update(task, down, client, shards.of(jnp.int32(0)), key_client)
+        return client, message.payload
+
+    return jax.eval_shape(first_contact, jax.eval_shape(rng.root, 0))
+
+
+def _check_payload(payload: Any, name: str) -> None:
+    """Raise on a payload that is not all numbers that noise can be added to."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(payload)
+    if not trees.size(payload):
+        raise UsageError(f"{name} sends nothing that dp could protect; leave it out.")
+    for path, leaf in leaves:
+        place = trees.path_of(path)
+        if is_statistic(place):
+            raise UsageError(
+                f"dp does not cover batch-norm statistics, and the model sends {place} in the clear; "
+                "choose a model without batch norm."
+            )
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise UsageError(
+                f"dp adds noise to numbers, but {name} also sends {place} as a whole number in the clear; "
+                "choose another method."
+            )
+
+
+def _reach(chosen: Settings, method: Any, name: str, task: Task, mode: str, replaces: bool) -> tuple[float, float, str]:
+    """The norm to clip to, how far one client reaches, and where the sensitivity comes from."""
+    if isinstance(method, Bounded):
+        found = float(method.sensitivity(task))
+        # In a sum the bound is enforced as well: when a client is added, its whole difference is.
+        clip, origin = (math.inf if mode == "local" else found), f"stated by {name}"
+    else:
+        clip = chosen.dp_clip
+        found = 2 * clip if replaces else clip
+        origin = f"2 x dp-clip {clip:g}" if replaces else f"dp-clip {clip:g}"
+    if chosen.dp_sensitivity is not None:
+        origin = f"an assumption (dp-sensitivity) in place of {found:.6g}, {origin}"
+    return clip, found, origin
+
+
+def _spending(mode: str, participation: Participation, stateful: bool, root: Key, rounds: int) -> Spending:
+    everyone = participation.cohort == participation.num_clients
+    if mode == "central" and participation.groups == 1 and not everyone:
+        if participation.kind == "bernoulli":
+            probability = participation.cohort / participation.num_clients
+            return Poisson(participation.num_clients, probability, participation.capacity)
+        if not stateful:
+            return WithoutReplacement(participation.num_clients, participation.cohort)
+    return Counted(tuple(participations(participation, root, rounds).tolist()))
+
+
+@lru_cache(maxsize=4096)
+def _poisson_epsilon(spending: Poisson, noise: float, rounds: int, delta: float) -> float:
+    accounting = _accounting()
+    pld = importlib.import_module("dp_accounting.pld")
+    # A grid of losses fine enough for what is to be resolved; the estimate is an upper bound on any grid.
+    rough = accounting.get_epsilon_gaussian(noise / math.sqrt(rounds), delta)
+    accountant = pld.PLDAccountant(
+        accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        value_discretization_interval=max(1e-4, float(rough) / 20_000),
+    )
+    event = accounting.TruncatedSubsampledGaussianDpEvent(
+        dataset_size=spending.num_clients,
+        sampling_probability=spending.probability,
+        truncated_batch_size=spending.capacity,
+        noise_multiplier=noise,
+    )
+    return float(accountant.compose(event, rounds).get_epsilon(delta))
+
+
+@lru_cache(maxsize=256)
+def _renyi(num_clients: int, cohort: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
+    """Orders, and the Rényi divergence of one round at each."""
+    accounting = _accounting()
+    rdp = importlib.import_module("dp_accounting.rdp")
+    accountant = rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
+    event = accounting.SampledWithoutReplacementDpEvent(num_clients, cohort, accounting.GaussianDpEvent(noise))
+    accountant.compose(event)
+    return accountant.orders, accountant.rdp
+
+
+def _accounting() -> Any:
+    """The package dp-accounting, an extra."""
+    try:
+        return importlib.import_module("dp_accounting")
+    except ModuleNotFoundError:
+        raise UsageError("dp needs dp-accounting to know what it costs; install it with priory[privacy].") from None

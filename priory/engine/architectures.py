@@ -1,0 +1,95 @@
+"""Clients whose networks differ: client i has the architecture of group i mod G.
+
+A round runs one compiled function for each group, and what they send is aggregated together, so Down and Up must have
+the same shape whatever the network. What clients keep does differ in shape: it is packed into words, as many as the
+largest group needs, so that homes, stores and checkpoints know nothing of groups.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from priory.core import rng
+from priory.core.errors import UsageError
+from priory.core.rng import Key
+from priory.fed.method import Task
+from priory.fed.shard import Shards
+
+Tasks = tuple[Task, ...]  # one for each group
+
+
+def num_words(shapes: Any) -> int:
+    """Words that hold a tree of these shapes."""
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+def pack(tree: Any, size: int) -> Array:
+    """The tree as `size` words, its own first; a number of less than 32 bits takes a whole word."""
+    leaves = [_to_words(leaf) for leaf in jax.tree.leaves(tree)]
+    words = jnp.concatenate([jnp.zeros(0, jnp.uint32), *leaves])
+    return jnp.pad(words, (0, size - words.size))
+
+
+def unpack(words: Array, like: Any) -> Any:
+    """The tree that was packed; `like` has its shapes."""
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([leaf.size for leaf in leaves], dtype=int)
+    found = [
+        _from_words(words[end - leaf.size : end], leaf.dtype).reshape(leaf.shape)
+        for leaf, end in zip(leaves, ends, strict=True)
+    ]
+    return jax.tree.unflatten(structure, found)
+
+
+def client_shape(method: Any, task: Task) -> Any:
+    """The shapes of what a client keeps."""
+
+    def first_contact(key: Key) -> Any:
+        key_init, key_enrol = jax.random.split(key)
+        return method.enrol(task, method.broadcast(method.init(task, key_init)), key_enrol)
+
+    return jax.eval_shape(first_contact, jax.eval_shape(rng.root, 0))
+
+
+def check(method: Any, name: str, tasks: Tasks, shards: Shards) -> None:
+    """Raise when what a method exchanges depends on the network, and networks differ."""
+
+    def exchanged(task: Task) -> Any:
+        def one(key: Key) -> Any:
+            key_init, key_enrol, key_client = jax.random.split(key, 3)
+            down = method.broadcast(method.init(task, key_init))
+            client = method.enrol(task, down, key_enrol)
+            return down, method.client_update(task, down, client, shards.of(jnp.int32(0)), key_client)[1:]
+
+        return jax.eval_shape(one, jax.eval_shape(rng.root, 0))
+
+    if len(tasks) == 1:
+        return
+    if getattr(method, "pools", False):
+        raise UsageError(f"{name} trains one model on everybody's data, but {len(tasks)} were given; give one model.")
+    first, *others = (exchanged(task) for task in tasks)
+    if any(other != first for other in others):
+        raise UsageError(
+            f"{name} exchanges what depends on the network, so its clients cannot have {len(tasks)} different models; "
+            "give one model, or choose fedbnn or local."
+        )
+
+
+def _to_words(leaf: Array) -> Array:
+    flat = jnp.ravel(leaf)
+    if flat.dtype == jnp.bool_:
+        return flat.astype(jnp.uint32)
+    return lax.bitcast_convert_type(flat, _unsigned(flat.dtype)).astype(jnp.uint32)
+
+
+def _from_words(words: Array, dtype: Any) -> Array:
+    if dtype == jnp.bool_:
+        return words.astype(dtype)
+    return lax.bitcast_convert_type(words.astype(_unsigned(dtype)), dtype)
+
+
+def _unsigned(dtype: Any) -> Any:
+    return {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[jnp.dtype(dtype).itemsize]

@@ -1,0 +1,241 @@
+"""An empirical audit of a run's differential privacy: a lower bound on ε from one training run with canaries.
+
+Steinke, Nasr and Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023, arXiv:2305.08846.
+
+The run is made again with m clients more, the canaries. Each sends a random direction of its own, as long as a message
+may be, and a fair coin decides how: present or absent where the guarantee is about adding or removing a client, one of
+two opposite messages where it is about replacing one. The auditor sees what is released (the noised mean of each round;
+for local privacy the canary's noised messages), takes the inner product with the direction of each canary, summed over
+rounds, and guesses the coins of the k highest and the k lowest scores; k = m/4 was fixed before any score was known.
+
+Under (ε, δ)-DP the number of right guesses is hardly above Binomial(r, e^ε/(1 + e^ε)); their main theorem says by how
+much. Many right guesses refute an ε that is too small. Few refute nothing: a bound below the claim is no proof of it.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+from priory.core import rng
+from priory.core.errors import UsageError
+from priory.core.rng import Stream
+from priory.data import Federation, Split
+from priory.engine import manifest
+from priory.engine.accounting import Ledger
+from priory.engine.session import Session
+from priory.engine.settings import Settings
+from priory.fed.privacy import Canaries
+from priory.store import RunDirectory, write_atomically
+
+FEWEST = 100
+CONFIDENCE = 0.95
+ROUNDS = 16  # between two reports of progress
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found.
+
+    Attributes:
+        mode: central or local.
+        relation: The neighbours that the claim is about.
+        delta: δ of claim and bound.
+        claim: ε that the accountant claims for the run.
+        audited: ε that it claims for the run with canaries, whose cohorts are drawn from more clients.
+        bound: ε below which the run is not (ε, δ)-DP, with 95 % confidence.
+        canaries: m.
+        guesses: r, coins that were guessed.
+        correct: Of which were right.
+        assumption: Where the sensitivity of the claim comes from.
+    """
+
+    mode: str
+    relation: str
+    delta: float
+    claim: float
+    audited: float
+    bound: float
+    canaries: int
+    guesses: int
+    correct: int
+    assumption: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the claim survived."""
+        return self.bound <= self.audited
+
+    def to_json(self) -> dict[str, Any]:
+        """The contents of audit.json."""
+        return dataclasses.asdict(self) | {"holds": self.holds, "confidence": CONFIDENCE}
+
+
+def audit(
+    path: Path | str,
+    *,
+    canaries: int = 200,
+    seed: int | None = None,
+    federation: Federation | None = None,
+    method: Any = None,
+    model: Any = None,
+    told: Callable[[int, int], None] = lambda done, total: None,
+) -> Audit:
+    """The audit of the run in a directory, which is made again with canaries; written there as audit.json.
+
+    Args:
+        canaries: m; at least 100.
+        seed: Of all randomness of the audit; that of the run by default. Another one is another audit.
+        federation: The data, where they came from arrays and no name describes them.
+        method: As it was given to `simulate`, if it is not registered.
+        model: As it was given to `simulate`, if it was an object.
+        told: Hears how many rounds of how many are done.
+    """
+    if canaries < FEWEST:
+        raise UsageError(f"canaries={canaries} are too few to refute much; give {FEWEST} or more.")
+    directory = RunDirectory(path)
+    recipe = manifest.read(directory.manifest(), federation, method)
+    if model is None and "model" in recipe.given:
+        raise UsageError(
+            f"The run in {path} was given model={recipe.given['model']}, which a manifest cannot hold; pass it again."
+        )
+    plain = Session.prepare(recipe.method, recipe.federation, recipe.settings, model, None, None, resume=False)
+    if plain.ledger is None:
+        raise UsageError(f"The run in {path} claims no differential privacy that could be audited; run it with --dp.")
+    chosen = _settings(plain, canaries, recipe.settings.seed if seed is None else seed)
+    crowd = with_canaries(recipe.federation, canaries)
+    session = Session.prepare(recipe.method, crowd, chosen, model, None, None, resume=False)
+    assert session.ledger is not None
+    signs, scores = _observe(session, session.ledger, canaries, plain.ledger.rounds, told)
+    found = _judge(plain.ledger, session.ledger, signs, scores)
+    write_atomically(directory.path / "audit.json", json.dumps(found.to_json(), indent=2) + "\n")
+    return found
+
+
+def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """The most that P(at least so many guesses are right) can be under (ε, δ)-DP, their main theorem.
+
+    β + 2mδ · max_i P(v > B ≥ v − i) / i with β = P(B ≥ v) and B ~ Binomial(r, e^ε / (1 + e^ε)), v right of r guesses.
+    """
+    right = 1 / (1 + math.exp(-epsilon))
+    law = stats.binom(guesses, right)
+    beta = float(law.sf(correct - 1))
+    below = np.cumsum(law.pmf(correct - np.arange(1, correct + 1)))  # P(v > B ≥ v − i), i = 1 … v
+    alpha = float(np.max(below / np.arange(1, correct + 1), initial=0.0))
+    return min(1.0, beta + 2 * canaries * delta * alpha)
+
+
+def lower_bound(canaries: int, guesses: int, correct: int, delta: float, confidence: float = CONFIDENCE) -> float:
+    """The largest ε, up to 10⁻⁶, whose p-value is at most 1 − confidence: ε-DP is refuted up to there; 0 if none is."""
+
+    def refuted(epsilon: float) -> bool:
+        return p_value(canaries, guesses, correct, epsilon, delta) <= 1 - confidence
+
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while refuted(high):
+        low, high = high, 2 * high
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+def right_guesses(scores: np.ndarray, heads: np.ndarray, each: int) -> int:
+    """How many coins are guessed right: heads for the `each` highest scores, tails for the lowest, none between."""
+    order = np.argsort(scores, kind="stable")
+    return int(np.sum(heads[order[-each:]]) + np.sum(~heads[order[:each]]))
+
+
+def with_canaries(federation: Federation, num: int) -> Federation:
+    """The clients that take part and `num` canaries; these borrow the examples of the smallest client, to no effect."""
+    own = federation.num_clients
+    counts = federation.train.count[:own]
+    lender = int(np.argmin(np.where(counts > 0, counts, np.iinfo(np.int32).max)))
+
+    def lent(split: Split, empty: bool) -> Split:
+        start, count = np.full(num, split.start[lender]), np.full(num, 0 if empty else split.count[lender])
+        return Split(
+            np.concatenate([split.start[:own], start]).astype(np.int32),
+            np.concatenate([split.count[:own], count]).astype(np.int32),
+        )
+
+    return dataclasses.replace(
+        federation,
+        train=lent(federation.train, empty=False),
+        validation=lent(federation.validation, empty=True),
+        test=lent(federation.test, empty=True),
+        clients=(*federation.clients[:own], *(f"canary-{i}" for i in range(num))),
+        num_newcomers=0,
+        truth={},
+    )
+
+
+def _settings(plain: Session, canaries: int, seed: int) -> Settings:
+    """The settings of the run for more clients: the same noise, and each client is drawn as often."""
+    assert plain.ledger is not None
+    drawn = plain.plan.participation
+
+    def scaled(num: int) -> int:
+        return round(num * (drawn.num_clients + canaries) / drawn.num_clients)
+
+    return dataclasses.replace(
+        plain.settings,
+        dp=plain.ledger.mode,
+        dp_noise=plain.ledger.noise,
+        dp_epsilon=None,
+        cohort=scaled(drawn.cohort),
+        active=scaled(drawn.active) if drawn.active > drawn.cohort else None,
+        seed=seed,
+        eval_every=0,
+    )
+
+
+def _observe(
+    session: Session, ledger: Ledger, canaries: int, rounds: int, told: Callable[[int, int], None]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The coins, and the score of each canary after so many rounds."""
+    key = rng.key(session.root, Stream.CANARY)
+    heads = np.asarray(jax.random.bernoulli(jax.random.fold_in(key, 0), shape=(canaries,)))
+    opposite = ledger.relation.startswith("replace")
+    singing = Canaries(
+        first=jnp.int32(session.task.num_clients - canaries),
+        signs=jnp.asarray(np.where(heads, 1.0, -1.0 if opposite else 0.0), jnp.float32),
+        radius=ledger.reach / 2 if opposite else ledger.reach,  # two opposite messages are as far apart as any two
+        key=jax.random.fold_in(key, 1),
+    )
+    problem = (session.method, session.tasks, ledger.channel(singing), session.train)
+    server, scores = session.server, np.zeros(canaries)
+    for start in range(0, rounds, ROUNDS):
+        stop = min(start + ROUNDS, rounds)
+        server, trace = session.home.run(problem, session.root, server, start, stop, None)
+        assert trace.scores is not None
+        scores += np.asarray(trace.scores, np.float64).sum(axis=0)
+        told(stop, rounds)
+    return heads, scores
+
+
+def _judge(claimed: Ledger, audited: Ledger, heads: np.ndarray, scores: np.ndarray) -> Audit:
+    each = len(heads) // 4
+    correct = right_guesses(scores, heads, each)
+    return Audit(
+        mode=claimed.mode,
+        relation=claimed.relation,
+        delta=claimed.delta,
+        claim=claimed.spent(claimed.rounds),
+        audited=audited.spent(claimed.rounds),
+        bound=lower_bound(len(heads), 2 * each, correct, claimed.delta),
+        canaries=len(heads),
+        guesses=2 * each,
+        correct=correct,
+        assumption=claimed.origin,
+    )

@@ -1,0 +1,52 @@
+"""`priory run --models`: the table by model that a run ends with."""
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+
+from priory.cli import main, run
+
+MIXED = ["--data", "digits", "--partition", "iid", "--clients", "4", "--rounds", "2", "--models", "linear,mlp:4"]
+FEDBNN = ["run", "fedbnn", *MIXED, "--align", "own:30", "--step-size", "0.01"]
+
+
+@pytest.fixture(autouse=True)
+def _somewhere_else(tmp_path, monkeypatch):
+    jax.devices()  # settles the number of devices for the whole process, whatever the command line asks for
+    monkeypatch.chdir(tmp_path)
+
+
+def table_of(path):
+    return json.loads(Path(path, "architectures.json").read_text())
+
+
+def test_a_run_with_several_models_ends_with_a_table_beside_the_clients_alone(capsys, monkeypatch):
+    assert main([*FEDBNN, "--out", "together"]) == 0
+    told = capsys.readouterr().out
+    assert "accuracy alone" in told
+    table = table_of("together")
+    assert list(table) == ["linear", "mlp:4"]
+    assert [row["clients"] for row in table.values()] == [2, 2]
+    assert main([*FEDBNN, "--gamma", "0", "--no-alone", "--out", "apart"]) == 0
+    assert "accuracy alone" not in capsys.readouterr().out
+    alone = json.loads(Path("apart/summary.json").read_text())["extra"]["architectures"]
+    for model, row in table.items():
+        assert row["alone"] == alone[model]["accuracy"]
+        assert row["gain"] == pytest.approx(row["accuracy"] - row["alone"])
+    # A finished run shows its table again and trains nobody.
+    monkeypatch.setattr(run, "simulate", lambda *_, **__: pytest.fail("trained again"))
+    assert main(["resume", "together"]) == 0
+    assert "accuracy alone" in capsys.readouterr().out
+
+
+def test_a_method_that_sends_weights_says_that_it_takes_one_model(capsys):
+    assert main(["run", "fedavg", *MIXED]) == 2
+    assert "fedavg exchanges what depends on the network" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_a_model_that_is_unknown_is_named(capsys):
+    assert main([*FEDBNN[:-2], "--models", "linear,nonsense"]) == 2
+    assert "'nonsense' is unknown" in capsys.readouterr().err

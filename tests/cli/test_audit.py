@@ -1,0 +1,51 @@
+"""`priory run --dp` and `priory audit`: what is printed, and the exit codes."""
+
+import json
+
+import jax
+import pytest
+
+from priory.cli import main
+
+RUN = ["run", "fedavg", "--data", "digits", "--clients", "20", "--cohort", "10", "--rounds", "3", "--model", "linear"]
+
+
+@pytest.fixture(autouse=True)
+def _somewhere_else(tmp_path, monkeypatch):
+    jax.devices()
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_private_run_tells_its_claim_and_survives_its_audit(capsys):
+    options = ["--dp", "central", "--dp-epsilon", "4", "--dp-delta", "1e-3", "--out", "runs/private"]
+    assert main([*RUN, *options]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "central differential privacy: epsilon 3.99" in told
+    assert "delta 0.001, replace one client" in told
+    assert "joint differential privacy" in told
+    assert main(["audit", "runs/private", "--canaries", "100"]) == 0
+    told = capsys.readouterr().out
+    assert "claim   epsilon 3.99" in told
+    assert "the bound stays below the claim" in told
+    assert "proves nothing" in told
+
+
+def test_a_refuted_claim_ends_with_code_1(capsys):
+    options = ["--dp", "local", "--dp-epsilon", "0.5", "--dp-delta", "1e-3", "--dp-sensitivity", "0.001"]
+    assert main([*RUN, *options, "--out", "runs/false"]) == 0
+    assert "an assumption (dp-sensitivity)" in " ".join(capsys.readouterr().out.split())
+    assert main(["audit", "runs/false", "--canaries", "100", "--seed", "5"]) == 1
+    assert "THE CLAIM IS REFUTED" in capsys.readouterr().out
+    with open("runs/false/audit.json") as file:
+        assert json.load(file)["holds"] is False
+
+
+def test_a_run_without_privacy_cannot_be_audited(capsys):
+    assert main([*RUN, "--out", "runs/plain"]) == 0
+    assert main(["audit", "runs/plain"]) == 2
+    assert "claims no differential privacy" in capsys.readouterr().err
+
+
+def test_privacy_without_a_form_is_a_sentence(capsys):
+    assert main([*RUN, "--dp-epsilon", "4"]) == 2
+    assert "add --dp central or local" in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""Clients with different networks: groups in the engine."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import priory
+from priory import tune
+from priory.core.errors import UsageError
+from priory.engine import architectures
+from priory.engine.cohort import Participation
+from priory.models.model import several
+
+MODELS = ["mlp:4", "mlp:7,5", "linear"]
+STEPS = tune.Axis("step-size", ("optimiser", "step_size"), (0.1, 0.2), is_static=False)
+
+
+def federation(clients=7, **more):
+    return priory.data.load("digits").partition("iid", clients=clients, seed=0, **more)
+
+
+def local(**more):
+    return priory.Local(work=priory.Work(epochs=1, batch_size=64), **more)
+
+
+def run(models=MODELS, **more):
+    options = {"rounds": 3, "seed": 1, "eval_every": 0, **more}
+    return priory.simulate(local(), federation(newcomers=0.3), model=list(models), **options)
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    return run()
+
+
+def test_what_was_packed_comes_back_bit_for_bit():
+    tree = {
+        "wide": jnp.array([[1.5, -0.0], [np.nan, 3e-39]]),
+        "whole": jnp.int32(-3),
+        "half": jnp.array([1.5, -2.0], jnp.bfloat16),
+        "true": jnp.array([True, False]),
+        "small": jnp.array([-5, 7], jnp.int8),
+    }
+    words = architectures.pack(tree, size=14)
+    assert words.shape == (14,)
+    back = architectures.unpack(words, jax.eval_shape(lambda: tree))
+    for one, other in zip(jax.tree.leaves(tree), jax.tree.leaves(back), strict=True):
+        assert one.dtype == other.dtype
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def test_strata_share_clients_and_cohort_out_evenly():
+    strata = Participation(num_clients=11, cohort=7, active=8, groups=3).strata
+    assert [(part.num_clients, part.cohort, part.active) for part in strata] == [(4, 3, 3), (4, 2, 3), (3, 2, 2)]
+
+
+def test_a_list_of_models_keeps_their_numbers_together():
+    assert several("mlp:32,16,cnn,reddi:8,pool,32,linear") == ("mlp:32,16", "cnn", "reddi:8,pool,32", "linear")
+
+
+def test_clients_take_the_models_in_turn(mixed):
+    widths = [jax.tree.leaves(mixed.client(i).posterior.weights)[0].shape for i in range(5)]
+    assert widths == [(4,), (7,), (10,), (4,), (7,)]
+
+
+def test_each_client_trains_as_if_all_had_its_model(mixed):
+    for group, model in enumerate(MODELS):
+        alone = run([model])
+        for client in range(group, 5, len(MODELS)):
+            weights = [one.client(client).posterior.weights for one in (mixed, alone)]
+            jax.tree.map(np.testing.assert_array_equal, *weights)
+            one, other = (each.personal.per_client["accuracy"][client] for each in (mixed, alone))
+            assert one == other
+
+
+def test_every_group_gives_its_part_of_a_cohort():
+    part = run(cohort=4, rounds=1)
+    joined = [bool(part.session.record_of(i)[0]) for i in range(5)]
+    assert [sum(joined[group::3]) for group in range(3)] == [2, 1, 1]
+
+
+def test_a_run_with_several_models_goes_on_from_its_directory(mixed, tmp_path):
+    half, asked = tmp_path / "half", iter([False, True])
+    options = {"rounds": 3, "seed": 1, "eval_every": 0, "stop": lambda: next(asked, True)}
+    priory.simulate(local(), federation(newcomers=0.3), model=list(MODELS), out=half, **options)
+    whole = priory.resume(half, model=list(MODELS))
+    assert whole.completed == 3
+    np.testing.assert_array_equal(whole.personal.per_client["nll"], mixed.personal.per_client["nll"])
+
+
+def test_states_on_disk_give_the_same_run(mixed):
+    stored = run(resident_bytes=0)
+    np.testing.assert_array_equal(stored.personal.per_client["nll"], mixed.personal.per_client["nll"])
+
+
+def test_models_named_by_text_are_those_of_the_list(mixed):
+    named = priory.simulate(local(), federation(newcomers=0.3), models=",".join(MODELS), rounds=3, seed=1, eval_every=0)
+    np.testing.assert_array_equal(named.personal.per_client["nll"], mixed.personal.per_client["nll"])
+    table = named.summary()["extra"]["architectures"]
+    assert {name: row["clients"] for name, row in table.items()} == {"mlp:4": 2, "mlp:7,5": 2, "linear": 1}
+    accuracy = named.personal.per_client["accuracy"]
+    assert table["mlp:7,5"]["accuracy"] == pytest.approx(np.mean(accuracy[[1, 4]]))
+
+
+def test_newcomers_have_the_model_of_their_number(mixed):
+    assert mixed.newcomers is not None
+    data = mixed.federation
+    place = data.rows(5)
+    found = mixed.onboard(data.x[place], data.y[place])
+    assert jax.tree.leaves(found.posterior.weights)[0].shape == (7,)  # the eighth client, number 7
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "sentence"),
+    [
+        (priory.FedAvg(), {}, "fedavg exchanges what depends on the network"),
+        (priory.Pooled(), {}, "pooled trains one model on everybody's data"),
+        (local(), {"cohort": 2}, "cohort=2 cannot hold a client of each of the 3 models"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_runs(method, more, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        priory.simulate(method, federation(), model=list(MODELS), rounds=1, **more)
+
+
+def test_one_model_and_several_are_not_both_given():
+    with pytest.raises(UsageError, match="both name networks"):
+        priory.simulate(local(), federation(), model="linear", models="linear,mlp:4", rounds=1)
+
+
+def test_a_model_with_other_classes_is_refused():
+    from priory.models.nets import MLP
+
+    with pytest.raises(UsageError, match=r"outputs of shape \(3,\) where the data need \(10,\)"):
+        priory.simulate(local(), federation(), model=["linear", MLP((4,), 3)], rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [({"models": "linear,mlp:4"}, "tuning compares settings on one"), ({"dp": "local", "dp_noise": 1.0}, "spent anew")],
+)
+def test_tuning_takes_one_model_and_no_privacy(more, sentence):
+    held = federation(validation=0.2)
+    method = priory.Local() if "models" in more else priory.FedAvg()
+    with pytest.raises(UsageError, match=sentence):
+        tune.tune(method, held, [STEPS], seeds=1, settings=priory.Settings(rounds=1, **more))

@@ -1,0 +1,145 @@
+"""The one-run audit: its statistics against direct computation, what it detects, and what it lets pass."""
+
+import hashlib
+import math
+
+import numpy as np
+import pytest
+
+import priory
+from priory.engine import audit as auditing
+from priory.engine.audit import audit, lower_bound, p_value, right_guesses, with_canaries
+
+FORMS = {
+    "central bernoulli": {"dp": "central", "participation": "bernoulli"},
+    "central fixed": {"dp": "central"},
+    "local": {"dp": "local"},
+}
+
+
+def binomial(num, right, least):
+    """P(at least so many of num), summed term by term."""
+    terms = [math.comb(num, k) * right**k * (1 - right) ** (num - k) for k in range(max(least, 0), num + 1)]
+    return math.fsum(terms)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-4])
+@pytest.mark.parametrize(("guesses", "correct"), [(20, 17), (50, 50), (40, 21)])
+def test_the_p_value_is_that_of_the_theorem(guesses, correct, delta):
+    epsilon, num = 0.7, 100
+    right = math.exp(epsilon) / (1 + math.exp(epsilon))
+    beta = binomial(guesses, right, correct)
+    alpha = max((binomial(guesses, right, correct - i) - beta) / i for i in range(1, correct + 1))
+    wanted = min(1.0, beta + 2 * num * delta * alpha)
+    assert p_value(num, guesses, correct, epsilon, delta) == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize("guesses", [10, 50, 200])
+def test_guesses_that_are_all_right_bound_epsilon_in_closed_form(guesses):
+    right = 0.05 ** (1 / guesses)  # right^r = 0.05
+    assert lower_bound(200, guesses, guesses, 0.0) == pytest.approx(math.log(right / (1 - right)), abs=2e-6)
+
+
+def test_the_bound_has_the_p_value_that_was_asked_for():
+    bound = lower_bound(200, 100, 85, 1e-5)
+    assert p_value(200, 100, 85, bound, 1e-5) == pytest.approx(0.05, abs=1e-6)
+
+
+def test_half_of_the_guesses_right_bound_nothing():
+    assert lower_bound(200, 100, 50, 1e-5) == 0.0
+
+
+def test_a_larger_delta_bounds_less():
+    assert lower_bound(200, 100, 90, 1e-3) < lower_bound(200, 100, 90, 1e-6)
+
+
+def test_a_true_claim_survives_as_often_as_it_should():
+    """Randomised response is exactly ε-DP, so it is the worst case of the theorem."""
+    draw, epsilon, trials = np.random.default_rng(0), 1.0, 2000
+    correct = draw.binomial(100, math.e / (1 + math.e), trials)
+    bounds = {v: lower_bound(200, 100, v, 0.0) for v in set(correct.tolist())}
+    wrong = np.mean([bounds[v] > epsilon for v in correct.tolist()])
+    assert wrong <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / trials)  # four standard errors
+    assert wrong > 0.01  # and no less sharp than it may be
+
+
+def test_the_highest_are_guessed_heads_and_the_lowest_tails():
+    scores = np.array([0.1, 5.0, -3.0, 4.0, -2.0, 0.0])
+    heads = np.array([True, True, False, False, False, True])
+    assert right_guesses(scores, heads, 1) == 2
+    assert right_guesses(scores, heads, 2) == 3  # 4.0 came from tails
+
+
+def test_canaries_are_clients_after_all_others(federation):
+    crowd = with_canaries(federation, 7)
+    assert crowd.num_clients == federation.num_clients + 7
+    np.testing.assert_array_equal(crowd.train.count[:6], federation.train.count)
+    assert set(crowd.train.count[6:].tolist()) == {federation.train.count.min()}
+    assert crowd.test.count[6:].sum() == 0
+
+
+@pytest.fixture(scope="module")
+def audited(simulate, tmp_path_factory):
+    """The audit of a short run, and its directory before and after."""
+
+    def contents(path):
+        return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in path.rglob("*") if p.is_file()}
+
+    def made(**options):
+        path = tmp_path_factory.mktemp("runs") / "run"
+        run = simulate(priory.FedAvg(), model="mlp:64", rounds=4, dp_delta=1e-4, out=path, **options)
+        before = contents(path)
+        found = audit(path, canaries=100, federation=run.federation)
+        after = contents(path)
+        assert after.pop("audit.json")
+        assert after == before, "an audit changes nothing of the run"
+        return run, found
+
+    return made
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_false_claim_is_refuted(audited, form):
+    """The noise is that of ε = 0.5 for a client that moves a release by 10⁻³, and canaries move it by 1."""
+    _, found = audited(**form, dp_epsilon=0.5, dp_sensitivity=1e-3)
+    assert found.claim <= 0.5
+    assert found.bound > 2 * found.audited
+    assert not found.holds
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_true_claim_is_not_refuted(audited, form):
+    run, found = audited(**form, dp_epsilon=3.0)
+    assert found.claim == run.extra["privacy"]["epsilon"]
+    assert found.bound <= found.audited
+    assert found.holds
+    assert found.guesses == 50
+
+
+def test_a_canary_is_as_far_from_its_opposite_as_two_clients_can_be(simulate, tmp_path, monkeypatch):
+    """Without noise to speak of, a local canary's score after k messages is ± k times the clipping norm."""
+    kept = {}
+
+    def judge(claimed, audited, heads, scores):
+        kept.update(heads=heads, scores=scores)
+        return wanted(claimed, audited, heads, scores)
+
+    wanted = auditing._judge
+    monkeypatch.setattr(auditing, "_judge", judge)
+    run = simulate(
+        priory.FedAvg(), model="mlp:64", rounds=4, dp="local", dp_noise=1e-5, dp_clip=2.0, cohort=6, out=tmp_path / "r"
+    )
+    audit(tmp_path / "r", canaries=100, federation=run.federation)
+    np.testing.assert_allclose(kept["scores"], np.where(kept["heads"], 8.0, -8.0), atol=1e-2)
+    assert 0 < kept["heads"].sum() < 100
+
+
+def test_too_few_canaries_are_refused(tmp_path):
+    with pytest.raises(priory.UsageError, match="canaries=99 are too few"):
+        audit(tmp_path, canaries=99)
+
+
+def test_a_run_without_a_claim_cannot_be_audited(simulate, tmp_path):
+    run = simulate(priory.FedAvg(), rounds=1, out=tmp_path / "run")
+    with pytest.raises(priory.UsageError, match="claims no differential privacy"):
+        audit(tmp_path / "run", federation=run.federation)

@@ -1,0 +1,330 @@
+"""What privacy costs and what it does: accountants, budgets, and rounds whose sums can be done by hand."""
+
+import json
+import math
+import warnings
+from types import SimpleNamespace
+
+import dp_accounting
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting import pld, rdp
+
+import priory
+from priory import report
+from priory.core import rng
+from priory.core.rng import Stream
+from priory.core.struct import struct
+from priory.engine import accounting, devices
+from priory.engine.accounting import Counted, Poisson, WithoutReplacement
+from priory.engine.cohort import Participation
+from priory.engine.rounds import Plan, draw_slots
+from priory.fed import privacy
+from priory.fed.channel import Clip
+from priory.fed.method import AdviceWarning
+
+DELTA = 1e-3
+REPLACE, ADD = dp_accounting.NeighboringRelation.REPLACE_ONE, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+SPENDINGS = {
+    "counted": Counted((0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 7)),
+    "poisson": Poisson(60, 0.1, 21),
+    "fixed": WithoutReplacement(60, 6),
+}
+
+
+@struct
+class Stating(priory.FedAvg):
+    """FedAvg that states a sensitivity."""
+
+    def sensitivity(self, task):
+        del task
+        return 3.0
+
+
+class Normed(nn.Module):
+    """A network with statistics."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        return nn.Dense(2)(nn.BatchNorm(use_running_average=not train)(x))
+
+
+@pytest.fixture
+def private(simulate):
+    """A run with privacy, of FedAvg unless it is told otherwise."""
+
+    def run(method=None, **options):
+        return simulate(method or priory.FedAvg(), **({"dp_delta": DELTA} | options))
+
+    return run
+
+
+# What it costs
+
+
+@pytest.mark.parametrize("delta", [1e-2, 1e-6])
+@pytest.mark.parametrize("noise", [0.3, 1.0, 20.0])
+def test_the_accountant_asks_for_no_more_than_the_papers_formulas(noise, delta):  # B.1 to B.3
+    counts = [1, 4, 9]  # rounds of three clients, whose data are disjoint
+    rho = privacy.parallel(*(privacy.sequential(*[privacy.gaussian_rho(1.0, noise)] * k) for k in counts))
+    found = Counted((0, *[1] * 8, 9)).epsilon(noise, 9, delta)
+    assert 0 < found <= privacy.epsilon_of(rho, delta)
+
+
+def test_the_accountant_has_the_papers_rho():  # B.5: at each order α the Rényi divergence is ρα
+    accountant = rdp.RdpAccountant()
+    accountant.compose(dp_accounting.GaussianDpEvent(2.5))
+    np.testing.assert_allclose(accountant.rdp, privacy.gaussian_rho(2.0, 5.0) * accountant.orders, rtol=1e-12)
+
+
+def test_sampling_without_replacement_counts_noise_in_distances_between_neighbours():
+    """So the multiplier must be σ/2C: with everybody drawn, the divergence is that of a Gaussian moved by 1."""
+    accountant = rdp.RdpAccountant(neighboring_relation=REPLACE)
+    everyone = dp_accounting.SampledWithoutReplacementDpEvent(7, 7, dp_accounting.GaussianDpEvent(2.0))
+    accountant.compose(everyone)
+    np.testing.assert_allclose(accountant.rdp, accountant.orders / (2 * 2.0**2), rtol=1e-12)
+
+
+def test_the_other_accountant_would_count_noise_in_norms_under_replacement():
+    """A trap that `accounting` goes around: the same event means a distance of 2 there."""
+    accountant = pld.PLDAccountant(REPLACE)
+    accountant.compose(dp_accounting.GaussianDpEvent(2.0))
+    twice = dp_accounting.get_epsilon_gaussian(2.0 / 2, DELTA)
+    assert accountant.get_epsilon(DELTA) == pytest.approx(twice, rel=1e-3)
+
+
+def test_poisson_sampling_counts_noise_in_norms_of_a_message():
+    accountant = pld.PLDAccountant(ADD)
+    accountant.compose(dp_accounting.TruncatedSubsampledGaussianDpEvent(7, 1.0, 7, 2.0))
+    assert accountant.get_epsilon(DELTA) == pytest.approx(dp_accounting.get_epsilon_gaussian(2.0, DELTA), rel=1e-3)
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(1.0, 20), (3.0, 100)])
+def test_bernoulli_rounds_cost_what_dp_accounting_says(noise, rounds):
+    accountant = pld.PLDAccountant(ADD)
+    event = dp_accounting.TruncatedSubsampledGaussianDpEvent(60, 0.1, 21, noise)
+    direct = accountant.compose(event, rounds).get_epsilon(DELTA)
+    found = SPENDINGS["poisson"].epsilon(noise, rounds, DELTA)
+    assert direct - 1e-4 <= found <= 1.01 * direct  # a coarser grid may only err upwards
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(2.0, 20), (3.0, 100)])
+def test_fixed_rounds_cost_what_dp_accounting_says(noise, rounds):
+    accountant = rdp.RdpAccountant(neighboring_relation=REPLACE)
+    event = dp_accounting.SampledWithoutReplacementDpEvent(60, 6, dp_accounting.GaussianDpEvent(noise))
+    direct = accountant.compose(event, rounds).get_epsilon(DELTA)
+    assert SPENDINGS["fixed"].epsilon(noise, rounds, DELTA) == pytest.approx(direct, rel=1e-12)
+    assert direct < dp_accounting.get_epsilon_gaussian(noise / math.sqrt(rounds), DELTA)  # sampling did amplify
+
+
+def test_a_loose_bound_for_sampling_is_not_used():
+    found = WithoutReplacement(60, 59).epsilon(2.0, 10, DELTA)
+    assert found == pytest.approx(dp_accounting.get_epsilon_gaussian(2.0 / math.sqrt(10), DELTA), rel=1e-12)
+
+
+def test_without_amplification_the_client_with_the_most_rounds_decides():
+    most, noise = SPENDINGS["counted"], 1.3
+    for t, k in enumerate(most.most):
+        exact = dp_accounting.get_epsilon_gaussian(noise / math.sqrt(k), DELTA) if k else 0.0
+        assert most.epsilon(noise, t, DELTA) == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "bernoulli"])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_participations_are_counted_as_the_rounds_will_draw_them(kind, groups):
+    drawn = Participation(12, 6, 6, kind, groups)
+    mesh, root, rounds = devices.mesh_of_all(), rng.root(3), 7
+    plan = Plan(drawn, 0, (), 1, "method", False, 1, mesh)
+    counts, most = np.zeros(12, int), [0]
+    for t in range(rounds):
+        slots = draw_slots(plan, SimpleNamespace(count=jnp.ones(12, jnp.int32)), root, jnp.int32(t))
+        np.add.at(counts, np.asarray(slots.ids)[np.asarray(slots.uploads)], 1)
+        most.append(counts.max())
+    np.testing.assert_array_equal(accounting.participations(drawn, root, rounds), most)
+
+
+def test_only_uploads_count_where_more_clients_run():
+    most = accounting.participations(Participation(12, 2, 12), rng.root(3), 6)
+    assert most[-1] < 6
+
+
+@pytest.mark.parametrize("spending", SPENDINGS.values(), ids=SPENDINGS)
+def test_the_noise_solved_for_is_just_enough(spending):
+    noise = accounting.solve_noise(spending, 4.0, DELTA, 10)
+    assert spending.epsilon(noise, 10, DELTA) <= 4.0
+    assert spending.epsilon(0.998 * noise, 10, DELTA) > 4.0
+
+
+@pytest.mark.parametrize("spending", SPENDINGS.values(), ids=SPENDINGS)
+def test_a_budget_is_never_exceeded_and_one_more_round_would(spending):
+    budget = 0.5 * (spending.epsilon(1.5, 6, DELTA) + spending.epsilon(1.5, 7, DELTA))
+    rounds = accounting.rounds_within(spending, 1.5, budget, DELTA, 10)
+    assert spending.epsilon(1.5, rounds, DELTA) <= budget < spending.epsilon(1.5, rounds + 1, DELTA)
+
+
+# What a run does
+
+
+def by_hand(run, clip):
+    """The server after one round: every client's difference clipped, summed and noised as written down."""
+    session, root = run.session, run.root
+    start = jax.tree.map(np.asarray, run.method.init(run.task, rng.key(root, Stream.INIT)))
+    slots = session.plan.participation.draw(rng.key(root, Stream.COHORT, 0))
+    who = np.asarray(slots.ids)[np.asarray(slots.uploads)]
+    total = [np.zeros(np.shape(leaf)) for leaf in jax.tree.leaves(start)]
+    update = jax.jit(run.method.client_update)
+    for client in who.tolist():
+        shard = session.train.of(jnp.int32(client))
+        _, message, _ = update(run.task, start, (), shard, rng.key(root, Stream.CLIENT, 0, client))
+        leaves = zip(jax.tree.leaves(message.payload), jax.tree.leaves(start), strict=True)
+        moved = [np.asarray(new, np.float64) - old for new, old in leaves]
+        size = math.sqrt(sum(np.sum(leaf**2) for leaf in moved))
+        assert size > clip, "clipping should show"
+        total = [sum_ + leaf * clip / size for sum_, leaf in zip(total, moved, strict=True)]
+    key, sd = rng.key(root, Stream.NOISE, 0), run.extra["privacy"]["sd"]
+    noise = [sd * np.asarray(jax.random.normal(jax.random.fold_in(key, i), s.shape)) for i, s in enumerate(total)]
+    expected = session.plan.participation.cohort
+    server = [
+        old + (sum_ + drawn) / expected for old, sum_, drawn in zip(jax.tree.leaves(start), total, noise, strict=True)
+    ]
+    return server, len(who)
+
+
+@pytest.mark.parametrize("options", [{"cohort": 6}, {"cohort": 3, "participation": "bernoulli", "seed": 2}])
+def test_a_central_round_is_the_noised_sum_over_the_expected_cohort(private, federation, options):
+    run = private(dp="central", dp_noise=0.5, dp_clip=0.01, rounds=1, **options)
+    server, came = by_hand(run, 0.01)
+    assert len(set(federation.train.count.tolist())) > 1, "weights of examples would show"
+    assert came != 3, "dividing by those that came would show"
+    for found, wanted in zip(jax.tree.leaves(run.server), server, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-6)
+
+
+def test_a_central_round_that_nobody_comes_to_still_gets_noise(private):
+    seed = next(
+        seed
+        for seed in range(200)
+        if not Participation(6, 1, 1, "bernoulli").draw(rng.key(rng.root(seed), Stream.COHORT, 0)).uploads.any()
+    )
+    run = private(dp="central", dp_noise=1.0, cohort=1, participation="bernoulli", rounds=1, seed=seed)
+    start = run.method.init(run.task, rng.key(run.root, Stream.INIT))
+    assert not np.allclose(jax.tree.leaves(run.server)[0], jax.tree.leaves(start)[0], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "sensitivity", "relation"),
+    [
+        ({"dp": "local"}, 1.0, "replace one client"),
+        ({"dp": "central"}, 1.0, "replace one client"),
+        ({"dp": "central", "participation": "bernoulli"}, 0.5, "add or remove one client"),
+    ],
+)
+def test_the_sensitivity_goes_with_the_neighbours(private, options, sensitivity, relation):
+    told = private(**options, dp_clip=0.5, dp_noise=2.0, rounds=1).extra["privacy"]
+    assert (told["sensitivity"], told["relation"]) == (sensitivity, relation)
+    assert told["sd"] == 2.0 * sensitivity
+
+
+def test_a_method_that_states_its_sensitivity_takes_local_noise_and_is_not_clipped(private):
+    told = private(Stating(), dp_epsilon=50.0, rounds=1).extra["privacy"]
+    assert (told["mode"], told["sensitivity"], told["clip"]) == ("local", 3.0, None)
+    assert told["sensitivity_from"] == "stated by stating"
+
+
+def test_an_assumed_sensitivity_is_called_one(private):
+    told = private(dp="local", dp_noise=2.0, dp_sensitivity=0.25, rounds=1).extra["privacy"]
+    assert told["sd"] == 0.5
+    assert told["sensitivity_from"] == "an assumption (dp-sensitivity) in place of 2, 2 x dp-clip 1"
+
+
+def test_clients_that_keep_a_state_get_no_amplification_from_a_fixed_cohort(private):
+    told = private(priory.Ditto(), dp="central", dp_noise=2.0, rounds=1).extra["privacy"]
+    assert "own participations" in told["accountant"]
+    assert "Rényi" in private(dp="central", dp_noise=2.0, rounds=1).extra["privacy"]["accountant"]
+
+
+def test_every_line_tells_what_is_spent(private):
+    run = private(dp="local", dp_epsilon=9.0, eval_every=1)
+    spent = [line["epsilon"] for line in run.history]
+    assert spent == [run.session.ledger.spent(t) for t in (1, 2, 3, 4)]
+    assert spent == sorted(spent)
+    assert 8.99 < spent[-1] <= 9.0
+    assert run.extra["privacy"]["epsilon"] == spent[-1]
+
+
+def test_a_run_without_privacy_says_nothing_of_it(simulate):
+    run = simulate(priory.FedAvg(), rounds=1)
+    assert "epsilon" not in run.history[-1]
+    assert "privacy" not in run.extra
+
+
+def test_a_run_ends_with_its_budget_and_is_finished(private, tmp_path):
+    run = private(dp="local", dp_noise=1.0, dp_epsilon=6.0, rounds=40, cohort=6, out=tmp_path / "run")
+    ledger = run.session.ledger
+    assert 0 < run.completed < 40
+    assert ledger.spent(run.completed) <= 6.0 < Counted(tuple(range(50))).epsilon(1.0, run.completed + 1, DELTA)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["rounds"] == run.completed == summary["extra"]["privacy"]["rounds_allowed"]
+    assert f"ended after round {run.completed} of 40" in report.run_lines(summary)[-1]
+    again = priory.resume(tmp_path / "run", federation=run.federation)
+    assert again.completed == run.completed
+    assert again.personal.accuracy == run.personal.accuracy
+
+
+@pytest.mark.parametrize("options", [{"dp": "local"}, {"dp": "central", "participation": "bernoulli"}])
+def test_a_resumed_run_has_the_same_noise_and_the_same_epsilon(
+    private, assert_same_bits, tmp_path, monkeypatch, options
+):
+    whole = private(dp_epsilon=9.0, eval_every=1, **options)
+    asked = []
+    private(
+        dp_epsilon=9.0, eval_every=1, out=tmp_path / "run", stop=lambda: asked.append(1) or len(asked) > 2, **options
+    )
+    monkeypatch.setattr(accounting, "solve_noise", lambda *_: 99.0)  # as another version might solve for another
+    resumed = priory.resume(tmp_path / "run", federation=whole.federation)
+    assert_same_bits(whole, resumed)
+    assert resumed.extra["privacy"] == whole.extra["privacy"]
+    assert [line["epsilon"] for line in resumed.history] == [line["epsilon"] for line in whole.history]
+
+
+def test_a_delta_that_allows_giving_a_client_away_is_warned_of_once(private):
+    with pytest.warns(AdviceWarning, match=r"dp-delta=0.5 is not below 1/6") as told:
+        run = private(dp="local", dp_noise=1.0, dp_delta=0.5, rounds=2, eval_every=1)
+    assert len([one for one in told if one.category is AdviceWarning]) == 1
+    assert "delta" in run.extra["advice"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        private(dp="local", dp_noise=1.0, rounds=1)
+
+
+REFUSED = {
+    "dp='both' is unknown": {"dp": "both"},
+    "dp=central needs a budget or noise": {"dp": "central"},
+    "not in which form; add --dp": {"dp_epsilon": 1.0},
+    "dp-clip=0.0 is not a positive": {"dp": "local", "dp_noise": 1.0, "dp_clip": 0.0},
+    "dp-noise=-1.0 is not a positive": {"dp": "local", "dp_noise": -1.0},
+    "dp-epsilon=0.0 is not a positive": {"dp": "local", "dp_epsilon": 0.0},
+    "dp-epsilon=nan is not a positive": {"dp": "local", "dp_epsilon": math.nan},
+    "dp-delta=1.0 lies outside": {"dp": "local", "dp_epsilon": 1.0, "dp_delta": 1.0},
+    "dp-epsilon=0.01 is too small for even one round": {"dp": "local", "dp_epsilon": 0.01, "dp_noise": 0.1},
+    "and compress=top:0.1 both change": {"dp": "local", "dp_noise": 1.0, "compress": "top:0.1"},
+    "both change what is sent; give one": {"dp": "local", "dp_noise": 1.0, "channel": Clip()},
+    "what exclude-uncertain=0.2 tells": {"dp": "local", "dp_noise": 1.0, "exclude_uncertain": 0.2},
+    "which weighting=examples sends": {"dp": "local", "dp_noise": 1.0, "weighting": "examples"},
+    "pooled pools their data": {"method": priory.Pooled(), "dp": "local", "dp_noise": 1.0},
+    "local sends nothing": {"method": priory.Local(), "dp": "local", "dp_noise": 1.0},
+    "fedhb-niw is not linear": {"method": priory.FedHBNIW(), "dp": "central", "dp_noise": 1.0},
+    "sends cluster as a whole number": {"method": priory.CFedBayes(clusters=2), "dp": "local", "dp_noise": 1.0},
+    "does not cover batch-norm statistics": {"dp": "local", "dp_noise": 1.0, "model": Normed()},
+}
+
+
+@pytest.mark.parametrize(("words", "options"), REFUSED.items(), ids=REFUSED)
+def test_what_privacy_cannot_be_is_refused_before_training(simulate, arrays, words, options):
+    data = priory.data.from_arrays(**arrays, test=0.2, validation=0.2, seed=0)
+    with pytest.raises(priory.UsageError) as error:
+        simulate(**({"method": priory.FedAvg(), "data": data} | options))
+    assert words in str(error.value)
