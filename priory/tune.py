@@ -115,6 +115,11 @@ def tune(
             raise UsageError(
                 f"models={settings.models} are several, and tuning compares settings on one; give --model."
             )
+        if session.ledger is not None:
+            raise UsageError(
+                f"dp={session.ledger.mode} would be spent anew by every run of a tuning, and no total is kept; tune "
+                "without it, on data that need no protection."
+            )
         cells = [(point, seed) for point, _ in points for seed in runs]
         scores: list[dict[str, Any]] = []
         pieces = list(_pieces(cells, session))
