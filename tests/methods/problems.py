@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from priory.core import rng
+from priory.core.struct import replace
 from priory.fed.method import Message, Task
 from priory.fed.shard import Pool, Shards
 from priory.methods import REGISTRY
@@ -32,10 +33,14 @@ class Tiny(nn.Module):
 
 
 def tiny_task(num_clients: int = len(COUNTS)) -> Task:
-    """Three classes, inputs of five features, seven more inputs that all know."""
+    """Three classes, inputs of five features."""
     model = Linen(Tiny())
-    public = jnp.asarray(np.random.default_rng(9).normal(size=(7, 5)), jnp.float32)
-    return Task(model, Categorical(3), (5,), num_clients, sum(COUNTS), Head(model.last_layer((5,))), public)
+    return Task(model, Categorical(3), (5,), num_clients, sum(COUNTS), Head(model.last_layer((5,))))
+
+
+def aligned_task() -> Task:
+    """The same with seven inputs that all know."""
+    return replace(tiny_task(), public=jnp.asarray(np.random.default_rng(9).normal(size=(7, 5)), jnp.float32))
 
 
 def tiny_shards(counts: tuple[int, ...] = COUNTS, seed: int = 0) -> Shards:

@@ -19,11 +19,11 @@ from priory.models.likelihood import Gaussian
 from priory.models.linen import Linen
 from priory.models.model import Head, Params
 from priory.models.nets import MLP
-from tests.methods.problems import tiny_shards, tiny_task
+from tests.methods.problems import aligned_task, tiny_shards
 
 SHARDS = tiny_shards()
 MODEL = Linen(MLP((6,), 3))
-TASK = replace(tiny_task(), model=MODEL, is_head=Head(MODEL.last_layer((5,))))
+TASK = replace(aligned_task(), model=MODEL, is_head=Head(MODEL.last_layer((5,))))
 NUM, CLASSES = TASK.public.shape[0], 3
 METHOD = FedBNN(work=Work(epochs=2, batch_size=3), samples=3)
 

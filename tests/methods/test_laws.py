@@ -22,9 +22,9 @@ from priory.fed import schedule, screen
 from priory.fed.channel import TopK
 from priory.fed.local import Optimiser, Work
 from priory.fed.method import Message
-from tests.methods.problems import ALL_METHODS, COUNTS, METHODS, a_round_of, tiny_shards, tiny_task
+from tests.methods.problems import ALL_METHODS, COUNTS, METHODS, a_round_of, aligned_task, tiny_shards
 
-TASK, SHARDS, ROOT = tiny_task(), tiny_shards(), rng.root(11)
+TASK, SHARDS, ROOT = aligned_task(), tiny_shards(), rng.root(11)
 SCHEDULES = (schedule.parse("step-size=step:0.5@0.5"),)
 
 
