@@ -94,7 +94,7 @@ def run_table(summary: dict[str, Any]) -> Table:
     return table if table.row_count else _table("no test examples")
 
 
-def architectures_table(found: dict[str, dict[str, float]]) -> Table:
+def architectures_table(found: dict[str, dict[str, float | None]]) -> Table:
     """The mean score of the clients of each model, federated and trained alone."""
     name = "rmse" if "rmse" in next(iter(found.values())) else "accuracy"
     headed = {"clients": "clients", name: name, "alone": f"{name} alone", "gain": "gain"}

@@ -238,6 +238,10 @@ class RunDirectory:
         write_atomically(self.path / "clients.json", json.dumps(per_client) + "\n")
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
+    def committed(self) -> dict[str, Any]:
+        """What the last commit holds beside the states; empty before the first."""
+        return _read_commit(self.checkpoint / "commit.json").get("extra", {})
+
     def write_architectures(self, table: dict[str, Any]) -> None:
         """Write `architectures.json`: scores by model, and what the same clients reach alone."""
         write_atomically(self.path / "architectures.json", json.dumps(table, indent=2) + "\n")

@@ -48,10 +48,12 @@ class Elsewhere:
     Attributes:
         out: Run directory; runs/METHOD-DATA-sSEED by default, with -2, -3 … where that is taken.
         devices: Host devices that share the clients; by default as many as the manifest records (CPU only).
+        alone: With several models, train every client alone as well and compare at the end.
     """
 
     out: str | None = None
     devices: int | None = None
+    alone: bool = True
 
 
 def run(argv: Sequence[str]) -> int:
@@ -88,12 +90,14 @@ def run(argv: Sequence[str]) -> int:
 def resume_command(argv: Sequence[str]) -> int:
     """The exit code of `priory resume`."""
     text = "Go on with a run from its last checkpoint; the result has the same bits as a run that was never stopped."
-    path, table = named_run(argv, "resume", text)
+    table_flags = flags.group("table", "", [flags.find(Elsewhere(), "alone", "resume")])
+    values = flags.parse(run_groups("resume") | {"table": table_flags}, argv, prog="priory resume", text=text)
+    path, table = opened(values)
     if RunDirectory(path).summary() is not None:
         report.console().print(f"{path} is finished already.")
     with progress.interruptible() as stop, progress.watching(_label(table)) as watcher:
         finished = resume(path, listener=watcher, stop=stop)
-    return conclude(finished) or _compare_architectures(finished, alone=True)
+    return conclude(finished) or _compare_architectures(finished, values["table"]["alone"])
 
 
 def named_run(argv: Sequence[str], command: str, text: str) -> tuple[Path, dict[str, Any]]:
@@ -190,7 +194,7 @@ def conclude(finished: Run) -> int:
     return 0
 
 
-def _simulate(method: Any, data: Federation, settings: Settings, out: str | None, alone: bool = True) -> int:
+def _simulate(method: Any, data: Federation, settings: Settings, out: str | None, alone: bool) -> int:
     name = methods.name_of(method)
     path = Path(out) if out else free_path(Path("runs") / f"{name}-{Path(data.name).stem}-s{settings.seed}")
     report.console().print(f"{name} on {data.describe()}", markup=False, soft_wrap=True)
@@ -205,22 +209,38 @@ def _compare_architectures(finished: Run, alone: bool) -> int:
     """The exit code, after a table of the models that clients have, where these differ."""
     assert finished.path is not None
     directory = RunDirectory(finished.path)
-    found: dict[str, dict[str, float]] = directory.architectures() or finished.extra.get("architectures", {})
+    found: dict[str, dict[str, float | None]] = directory.architectures() or finished.extra.get("architectures", {})
     if not found:
         return 0
     if alone and isinstance(finished.method, Alone) and directory.architectures() is None:
-        settings = dataclasses.asdict(dataclasses.replace(finished.settings, eval_every=0))
+        # A run may have ended with its budget; who trains alone sends nothing that needs noise.
+        settings = dataclasses.replace(finished.settings.in_the_clear(), eval_every=0, rounds=finished.completed)
         with progress.interruptible() as stop, progress.watching("alone") as watcher:
-            apart = simulate(finished.method.alone(), finished.federation, listener=watcher, stop=stop, **settings)
-        if apart.completed < finished.settings.rounds:
+            apart = simulate(
+                finished.method.alone(),
+                finished.federation,
+                listener=watcher,
+                stop=stop,
+                **dataclasses.asdict(settings),
+            )
+        if apart.completed < settings.rounds:
+            report.console().print(f"Stopped; compare with the clients alone by: priory resume {finished.path}")
             return INTERRUPTED
         for model, row in apart.extra["architectures"].items():
-            (name,) = row.keys() - {"clients"}
-            found[model] |= {"alone": row[name], "gain": found[model][name] - row[name]}
+            found[model] |= _gained(found[model], row)
         directory.write_architectures(found)
     report.console().print()
     report.console().print(report.architectures_table(found))
     return 0
+
+
+def _gained(together: dict[str, float | None], alone: dict[str, float | None]) -> dict[str, float | None]:
+    """The score of clients alone, and by how much the federation is better."""
+    (name,) = alone.keys() - {"clients"}
+    one, other = together[name], alone[name]
+    if one is None or other is None:
+        return {"alone": other, "gain": None}
+    return {"alone": other, "gain": one - other if name == "accuracy" else other - one}
 
 
 def _run_manifest(path: Path, argv: Sequence[str]) -> int:
@@ -235,7 +255,8 @@ def _run_manifest(path: Path, argv: Sequence[str]) -> int:
     recipe = manifest.read(table)
     for name, value in recipe.given.items():
         raise UsageError(f"{path} was given {name}={value}, which a manifest cannot hold; run it again from Python.")
-    return _simulate(recipe.method, recipe.federation, recipe.settings, values["output"]["out"])
+    output = values["output"]
+    return _simulate(recipe.method, recipe.federation, recipe.settings, output["out"], output["alone"])
 
 
 def _overview(argv: Sequence[str]) -> int:

@@ -12,7 +12,8 @@ client is added or removed. So a sensitivity here is always that distance, and t
 Sampling amplifies privacy where nothing but one draw of a round depends on who is in it. Otherwise cohorts count as
 known, which they may be since no data decide them, and a client's own participations add up: under local privacy, where
 each message is released by itself; for groups that are sampled apart; and for a fixed-size cohort of clients that keep
-a state, since who took whose place in an earlier round then shows in what they send now.
+a state, since who took whose place in an earlier round then shows in what they send now (or for a Bernoulli draw of
+such clients that is cut so often that δ could see it).
 """
 
 import importlib
@@ -26,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from scipy import stats
 
 from priory.core import rng, trees
 from priory.core.errors import UsageError
@@ -68,7 +70,7 @@ class Counted:
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
         num = self.most[rounds]
         # k mechanisms with noise z are one with z/√k.
-        return float(_accounting().get_epsilon_gaussian(noise / math.sqrt(num), delta)) if num else 0.0
+        return _gaussian_epsilon(noise / math.sqrt(num), delta) if num else 0.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,11 @@ class Poisson:
     probability: float
     capacity: int
     accountant: str = "privacy loss distribution of the truncated Poisson-subsampled Gaussian (dp-accounting)"
+
+    @property
+    def displaces(self) -> float:
+        """The probability that a client is drawn where the others fill the capacity already."""
+        return float(self.probability * stats.binom.sf(self.capacity - 1, self.num_clients - 1, self.probability))
 
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
         return _poisson_epsilon(self, noise, rounds, delta) if rounds else 0.0
@@ -95,11 +102,11 @@ class WithoutReplacement:
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
         if rounds == 0:
             return 0.0
-        accounting, renyi = _accounting(), importlib.import_module("dp_accounting.rdp.rdp_privacy_accountant")
+        renyi = importlib.import_module("dp_accounting.rdp.rdp_privacy_accountant")
         orders, rdp = _renyi(self.num_clients, self.cohort, noise)
         amplified = renyi.compute_epsilon(orders, rounds * rdp, delta)[0]
         # The bound for sampling is loose where nearly all are drawn; that each round counts fully is always true.
-        return float(min(amplified, accounting.get_epsilon_gaussian(noise / math.sqrt(rounds), delta)))
+        return float(min(amplified, _gaussian_epsilon(noise / math.sqrt(rounds), delta)))
 
 
 @dataclass(frozen=True)
@@ -198,7 +205,7 @@ def open_ledger(
     _accounting()
     replaces = mode == "local" or participation.kind == "fixed"
     clip, reach, origin = _reach(chosen, method, name, task, mode, replaces)
-    spending = _spending(mode, participation, bool(jax.tree.leaves(client)), root, chosen.rounds)
+    spending = _spending(mode, participation, bool(jax.tree.leaves(client)), root, chosen.rounds, chosen.dp_delta)
     noise = chosen.dp_noise
     if noise is None:
         assert chosen.dp_epsilon is not None
@@ -253,12 +260,12 @@ def solve_noise(spending: Spending, epsilon: float, delta: float, rounds: int) -
     if isinstance(spending, Counted):
         num = max(spending.most[min(rounds, len(spending.most) - 1)], 1)
         # A last digit more, so that rounding does not exceed the budget.
-        return float(_accounting().get_sigma_gaussian(epsilon, delta)) * math.sqrt(num) * (1 + 1e-9)
+        return _gaussian_noise(epsilon, delta) * math.sqrt(num) * (1 + 1e-9)
 
     def enough(noise: float) -> bool:
         return spending.epsilon(noise, rounds, delta) <= epsilon
 
-    high = float(_accounting().get_sigma_gaussian(epsilon, delta)) * math.sqrt(rounds)  # as if nothing was sampled
+    high = _gaussian_noise(epsilon, delta) * math.sqrt(rounds)  # as if nothing was sampled
     while not enough(high):
         high *= 1.01
     while enough(high / 2):
@@ -301,10 +308,10 @@ def _mode(chosen: Settings, method: Any, name: str) -> Literal["central", "local
         if chosen.dp_epsilon is None and chosen.dp_noise is None:
             raise UsageError(f"dp={chosen.dp} needs a budget or noise; give --dp-epsilon 4 or --dp-noise 1.")
         return chosen.dp
-    for field in ("dp_epsilon", "dp_noise", "dp_sensitivity"):
+    for field in ("dp_epsilon", "dp_noise", "dp_sensitivity", "dp_clip", "dp_delta"):
         value = getattr(chosen, field)
-        if value is not None:
-            if isinstance(method, Bounded) and field != "dp_sensitivity":
+        if value != getattr(Settings(), field):
+            if isinstance(method, Bounded) and field in ("dp_epsilon", "dp_noise"):
                 return "local"  # it was made for noise on its messages
             said = f"{field.replace('_', '-')}={value:g}"
             raise UsageError(
@@ -382,14 +389,18 @@ def _reach(chosen: Settings, method: Any, name: str, task: Task, mode: str, repl
     return clip, found, origin
 
 
-def _spending(mode: str, participation: Participation, stateful: bool, root: Key, rounds: int) -> Spending:
-    everyone = participation.cohort == participation.num_clients
-    if mode == "central" and participation.groups == 1 and not everyone:
+def _spending(
+    mode: str, participation: Participation, stateful: bool, root: Key, rounds: int, delta: float
+) -> Spending:
+    num, cohort = participation.num_clients, participation.cohort
+    if mode == "central" and participation.groups == 1 and cohort < num:
         if participation.kind == "bernoulli":
-            probability = participation.cohort / participation.num_clients
-            return Poisson(participation.num_clients, probability, participation.capacity)
-        if not stateful:
-            return WithoutReplacement(participation.num_clients, participation.cohort)
+            drawn = Poisson(num, cohort / num, participation.capacity)
+            # A draw that is cut displaces somebody too; it must be much less likely than what δ allows anyway.
+            if not stateful or rounds * drawn.displaces <= delta / 1000:
+                return drawn
+        elif not stateful:
+            return WithoutReplacement(num, cohort)
     return Counted(tuple(participations(participation, root, rounds).tolist()))
 
 
@@ -398,10 +409,10 @@ def _poisson_epsilon(spending: Poisson, noise: float, rounds: int, delta: float)
     accounting = _accounting()
     pld = importlib.import_module("dp_accounting.pld")
     # A grid of losses fine enough for what is to be resolved; the estimate is an upper bound on any grid.
-    rough = accounting.get_epsilon_gaussian(noise / math.sqrt(rounds), delta)
+    rough = _gaussian_epsilon(noise / math.sqrt(rounds), delta)
     accountant = pld.PLDAccountant(
         accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        value_discretization_interval=max(1e-4, float(rough) / 20_000),
+        value_discretization_interval=max(1e-4, rough / 20_000),
     )
     event = accounting.TruncatedSubsampledGaussianDpEvent(
         dataset_size=spending.num_clients,
@@ -421,6 +432,18 @@ def _renyi(num_clients: int, cohort: int, noise: float) -> tuple[np.ndarray, np.
     event = accounting.SampledWithoutReplacementDpEvent(num_clients, cohort, accounting.GaussianDpEvent(noise))
     accountant.compose(event)
     return accountant.orders, accountant.rdp
+
+
+def _gaussian_epsilon(noise: float, delta: float) -> float:
+    """ε of one Gaussian mechanism, exactly."""
+    with np.errstate(divide="ignore"):  # its search may look at a probability of 0
+        return float(_accounting().get_epsilon_gaussian(noise, delta))
+
+
+def _gaussian_noise(epsilon: float, delta: float) -> float:
+    """The noise multiplier of one Gaussian mechanism that is (ε, δ)-DP."""
+    with np.errstate(divide="ignore"):
+        return float(_accounting().get_sigma_gaussian(epsilon, delta))
 
 
 def _accounting() -> Any:

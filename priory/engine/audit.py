@@ -107,7 +107,9 @@ def audit(
         raise UsageError(
             f"The run in {path} was given model={recipe.given['model']}, which a manifest cannot hold; pass it again."
         )
-    plain = Session.prepare(recipe.method, recipe.federation, recipe.settings, model, None, None, resume=False)
+    noise = directory.committed().get("noise", recipe.settings.dp_noise)  # what the run had, not what is solved today
+    settings = dataclasses.replace(recipe.settings, dp_noise=noise)
+    plain = Session.prepare(recipe.method, recipe.federation, settings, model, None, None, resume=False)
     if plain.ledger is None:
         raise UsageError(f"The run in {path} claims no differential privacy that could be audited; run it with --dp.")
     chosen = _settings(plain, canaries, recipe.settings.seed if seed is None else seed)

@@ -6,11 +6,12 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from priory.core.errors import UsageError
 from priory.core.rng import Key
-from priory.core.struct import replace, struct
+from priory.core.struct import struct
 
 FLOYD_LIMIT = 10_000  # above it, shuffling a million clients is the cheaper draw
 
@@ -39,7 +40,7 @@ class Participation:
         cohort: Clients whose messages count in a round, on average for `bernoulli`.
         active: Clients that run and keep their state; the cohort is a part of them.
         kind: `fixed` draws exactly so many; `bernoulli` draws each client independently.
-        groups: G, sampled apart (stratified): client i is in group i mod G, and each group gives its share.
+        groups: G, sampled apart (stratified): client i is in group i mod G, and each group gives its part of a cohort.
     """
 
     num_clients: int
@@ -49,27 +50,14 @@ class Participation:
     groups: int = 1
 
     @property
-    def strata(self) -> tuple["Participation", ...]:
-        """How each group is drawn from; sizes differ by one at most."""
-        if self.groups == 1:
-            return (self,)
-
-        def part(total: int, group: int) -> int:
-            return len(range(group, total, self.groups))
-
-        return tuple(
-            Participation(part(self.num_clients, g), part(self.cohort, g), part(self.active, g), self.kind)
-            for g in range(self.groups)
-        )
+    def capacities(self) -> tuple[int, ...]:
+        """Places that a round needs for each group."""
+        return tuple(self._capacity(size) for size in self._sizes)
 
     @property
     def capacity(self) -> int:
-        """Places that a round needs; a Bernoulli draw above mean + 6 standard deviations is cut there."""
-        if self.kind == "fixed":
-            return self.active
-        mean = self.cohort
-        deviation = math.sqrt(mean * (1 - mean / self.num_clients))
-        return min(self.num_clients, mean + math.ceil(6 * deviation) + 1)
+        """Places that a round needs; a Bernoulli draw above mean + 8 standard deviations is cut there."""
+        return sum(self.capacities)
 
     def check(self) -> None:
         """Raise on a cohort that this federation cannot fill."""
@@ -90,11 +78,22 @@ class Participation:
             )
 
     def draw_groups(self, key: Key) -> tuple[Slots, ...]:
-        """The places of one round, group by group."""
+        """The places of one round, group by group; all clients are equally likely to be drawn."""
         if self.groups == 1:
             return (self.draw(key),)
-        drawn = [part.draw(jax.random.fold_in(key, group)) for group, part in enumerate(self.strata)]
-        return tuple(replace(slots, ids=group + self.groups * slots.ids) for group, slots in enumerate(drawn))
+        key_share, *keys = jax.random.split(key, self.groups + 1)
+        start = jax.random.uniform(key_share)
+        counts = zip(self._dealt(self.active, start), self._dealt(self.cohort, start), strict=True)
+        drawn = []
+        for group, (size, key, (active, cohort)) in enumerate(zip(self._sizes, keys, counts, strict=True)):
+            key_ids, key_size = jax.random.split(key)
+            capacity = self._capacity(size)
+            place, ids = jnp.arange(capacity), subset(key_ids, size, capacity)
+            if self.kind == "bernoulli":
+                active = cohort = jax.random.binomial(key_size, size, self.cohort / self.num_clients)
+            filled = place < active
+            drawn.append(Slots(group + self.groups * ids, filled, filled & (place < cohort)))
+        return tuple(drawn)
 
     def draw(self, key: Key) -> Slots:
         """The places of one round, where there is one group."""
@@ -105,6 +104,28 @@ class Participation:
             return Slots(ids, jnp.full(self.capacity, True), place < self.cohort)
         size = jax.random.binomial(key_size, self.num_clients, self.cohort / self.num_clients)
         return Slots(ids, place < size, place < size)
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Clients of each group."""
+        return [len(range(group, self.num_clients, self.groups)) for group in range(self.groups)]
+
+    def _capacity(self, size: int) -> int:
+        """Places for a group of so many clients."""
+        if self.kind == "fixed":
+            return -(-self.active * size // self.num_clients)
+        rate = self.cohort / self.num_clients
+        deviation = math.sqrt(rate * size * (1 - rate))
+        return min(size, -(-self.cohort * size // self.num_clients) + math.ceil(8 * deviation) + 1)
+
+    def _dealt(self, total: int, start: Array) -> list[Array]:
+        """How many of so many places each group gets: its part rounded up or down, by chance so that it is fair.
+
+        Systematic sampling: marks at start + 0, 1, 2 … on a line on which the groups lie one after another.
+        """
+        ends = np.cumsum([0, *self._sizes]) * (total / self.num_clients)
+        marks = jnp.floor(jnp.asarray(ends, jnp.float32) + start).astype(jnp.int32)
+        return list(marks[1:] - marks[:-1])
 
 
 def subset(key: Key, num: int, size: int) -> Array:

@@ -42,15 +42,16 @@ def clusters_of(method: Any, federation: Federation, of_each: OfEach) -> dict[st
     return told
 
 
-def by_architecture(models: tuple[str, ...], scores: Scores | RegressionScores) -> dict[str, dict[str, float]]:
-    """Clients and their mean accuracy (or RMSE) for each model, client i having model i mod G."""
+def by_architecture(models: tuple[str, ...], scores: Scores | RegressionScores) -> dict[str, dict[str, float | None]]:
+    """Clients and their mean accuracy (or RMSE) for each model, client i having model i mod G; None without any."""
     name = "accuracy" if isinstance(scores, Scores) else "rmse"
-    table: dict[str, dict[str, float]] = {}
+    table: dict[str, dict[str, float | None]] = {}
     for group, model in enumerate(models):
         values = scores.per_client[name][group :: len(models)]
         # A model may be listed twice, to have it more often.
         label = model if model not in table else f"{model} ({group + 1})"
-        table[label] = {"clients": len(values), name: float(np.nanmean(values))}
+        known = values[np.isfinite(values)]
+        table[label] = {"clients": len(values), name: float(known.mean()) if len(known) else None}
     return table
 
 

@@ -47,6 +47,8 @@ def _networks(shape: tuple[int, ...], outputs: int, chosen: Settings, model: Any
     def named(spec: str) -> Model:
         return parse(spec, input_shape=shape, num_outputs=outputs)
 
+    if model is not None and chosen.models is not None:
+        raise UsageError(f"models={chosen.models} and model= both name networks; give one of them.")
     if isinstance(model, list):
         if not model:
             raise UsageError("model=[] names no network; give at least one.")

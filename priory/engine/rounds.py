@@ -118,24 +118,22 @@ class Plan:
     @property
     def chunk(self) -> int:
         """Clients that a device really runs at once, of the largest group."""
-        return self._chunk(self.participation.strata[0])
+        return max(chunk for _, chunk in self.shares)
 
     @property
     def shares(self) -> tuple[tuple[int, int], ...]:
         """Places of each group on a device, a multiple of its chunk, and that chunk."""
-        chunks = [self._chunk(part) for part in self.participation.strata]
-        steps = [
-            -(-part.capacity // (self.hands * n)) for part, n in zip(self.participation.strata, chunks, strict=True)
-        ]
-        return tuple((step * chunk, chunk) for step, chunk in zip(steps, chunks, strict=True))
+
+        def share(capacity: int) -> tuple[int, int]:
+            chunk = min(self.client_batch, -(-capacity // self.hands))
+            return -(-capacity // (self.hands * chunk)) * chunk, chunk
+
+        return tuple(map(share, self.participation.capacities))
 
     @property
     def places(self) -> int:
         """Places of a round over all devices."""
         return self.hands * sum(share for share, _ in self.shares)
-
-    def _chunk(self, part: Participation) -> int:
-        return min(self.client_batch, -(-part.capacity // self.hands))
 
     def rows(self, num: int) -> int:
         """Rows that hold `num` clients, shared out evenly over the devices."""

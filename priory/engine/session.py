@@ -125,7 +125,10 @@ class Session:
             exclude=chosen.exclude_uncertain,
         )
         root = devices.root_key(chosen.seed, mesh)
-        ledger = accounting.open_ledger(chosen, method, name, tasks[0], participation, channel, train, root)
+        # The noise so far, not what this version of an accountant would solve for.
+        kept = RunDirectory(out).committed().get("noise") if resume and out is not None else None
+        asked = chosen if kept is None else dataclasses.replace(chosen, dp_noise=kept)
+        ledger = accounting.open_ledger(asked, method, name, tasks[0], participation, channel, train, root)
         uplink = chosen.channel_of(method, channel) if ledger is None else ledger.channel()
         clock = Clock()
         with clock.booking("train"):
@@ -350,9 +353,9 @@ class Session:
             "personal": personal.to_json() if personal else None,
             "global": population.to_json() if population else None,
             "uncertainty": self._uncertainty(personal, num),
-            "info": {name: value if math.isfinite(value) else None for name, value in self.info.items()},
+            "info": {name: _finite(value) for name, value in self.info.items()},
             "rejected": dict(self.rejected),
-            **({"epsilon": self.ledger.spent(self.completed)} if self.ledger else {}),
+            **({"epsilon": _finite(self.ledger.spent(self.completed))} if self.ledger else {}),
             "seconds": {name: round(value, 3) for name, value in self.clock.seconds.items()},
         }
 
@@ -363,7 +366,7 @@ class Session:
             return None
         values = personal.per_client["uncertainty"].tolist()
         named = zip((self.federation.clients[client] for client in ids), values, strict=True)
-        return {name: value if math.isfinite(value) else None for name, value in named}
+        return {name: _finite(value) for name, value in named}
 
     def _append(self, line: dict[str, Any], listener: Listener | None) -> None:
         self.history.append(line)
@@ -396,10 +399,6 @@ class Session:
         self.info = dict(self.checkpoint.extra.get("info", {}))
         self.rejected = dict(self.checkpoint.extra.get("rejected", {}))
         self.advice = dict(self.checkpoint.extra.get("advice", {}))
-        if self.ledger is not None and "noise" in self.checkpoint.extra:
-            # The noise so far, not what this version of an accountant would solve for.
-            self.ledger = dataclasses.replace(self.ledger, noise=self.checkpoint.extra["noise"])
-            self.channel = self.ledger.channel()
         self.server = devices.everywhere(self.checkpoint.read_server(), self.plan.mesh)
         self.home.restore(self.completed)
         self.history = self.directory.metrics()
@@ -477,6 +476,10 @@ class Session:
         record = devices.to_host(self.home.take(rows, self.completed), self.plan.mesh)
         states = self._states(record.client, self.task_of(client))
         return record.joined[0], jax.tree.map(lambda leaf: leaf[0], states)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _told(newcomers: dict[str, AnyScores]) -> dict[str, Any]:

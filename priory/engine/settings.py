@@ -15,6 +15,7 @@ from priory.fed.schedule import Schedule
 PARTICIPATION = ("fixed", "bernoulli")
 WEIGHTING = ("method", "uniform", "examples")
 PRIVACY = ("central", "local")
+MOST_EPSILON = 1e4
 WHOLE = (
     "rounds",
     "cohort",
@@ -111,6 +112,8 @@ class Settings:
         if self.compress is not None:
             uplink.parse(self.compress)
         self._check_privacy()
+        if self.models is not None and not isinstance(self.models, str):
+            raise UsageError(f"models={self.models!r} is no text; write 'mlp:32,linear', or give a list as model=.")
         if self.model is not None and self.models is not None:
             raise UsageError(f"model={self.model} and models={self.models} both name networks; give one of them.")
         self.drawn_from(num_clients).check()
@@ -123,8 +126,17 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and 0 < value < math.inf):
                 raise UsageError(f"{name.replace('_', '-')}={value!r} is not a positive number; choose one above 0.")
+        if self.dp_epsilon is not None and self.dp_epsilon > MOST_EPSILON:
+            raise UsageError(
+                f"dp-epsilon={self.dp_epsilon:g} protects nothing; choose one below {MOST_EPSILON:g}, or leave out dp."
+            )
         if not (_is_number(self.dp_delta) and 0 < self.dp_delta < 1):
             raise UsageError(f"dp-delta={self.dp_delta!r} lies outside (0, 1); choose one such as 1e-5.")
+
+    def in_the_clear(self) -> "Settings":
+        """The same without privacy."""
+        fresh: dict[str, Any] = {name: value for name, value in vars(Settings()).items() if name.startswith("dp")}
+        return dataclasses.replace(self, **fresh)
 
     def check_exclusion(self, method: Any, num_validation: int) -> None:
         """Raise when uncertain clients are to be left out and the method or the data allow no judging."""

@@ -30,7 +30,8 @@ def simulate(
     """The finished run of a method on a federation; `options` are the fields of `Settings` (rounds, cohort, seed, …).
 
     Args:
-        model: A Linen, NNX or Equinox module, a pair of functions, or a name such as `mlp:256`.
+        model: A Linen, NNX or Equinox module, a pair of functions, or a name such as `mlp:256`; a list of these is for
+            clients in turn, with methods that exchange no weights.
         channel: Transform of what clients upload; `compress` names one that a manifest can hold.
         out: Directory for manifest, metrics, summary and checkpoints; nothing is written without it.
         listener: Told of progress.

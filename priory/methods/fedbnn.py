@@ -126,7 +126,7 @@ class FedBNN:
     draw: Literal["layers", "weights"] = static(default="layers")
     samples: int = static(default=4)
     optimiser: Optimiser = Optimiser("adam", 0.001)
-    work: Work = Work(epochs=2, batch_size=50)
+    work: Work = Work(batch_size=50)
 
     @property
     def linear(self) -> bool:

@@ -153,7 +153,7 @@ def several(text: str) -> tuple[str, ...]:
     ('mlp:32', 'mlp:256,128', 'cnn')
     """
     specs: list[str] = []
-    for part in text.split(","):
+    for part in (part.strip() for part in text.split(",")):
         if specs and (part.isdigit() or part == "pool"):
             specs[-1] += f",{part}"
         else:

@@ -50,3 +50,11 @@ def test_a_method_that_sends_weights_says_that_it_takes_one_model(capsys):
 def test_a_model_that_is_unknown_is_named(capsys):
     assert main([*FEDBNN[:-2], "--models", "linear,nonsense"]) == 2
     assert "'nonsense' is unknown" in capsys.readouterr().err
+
+
+def test_a_run_that_ends_with_its_budget_still_ends_with_the_table(capsys):
+    budget = ["--dp-noise", "4", "--dp-epsilon", "3", "--dp-delta", "0.01", "--rounds", "30"]
+    assert main([*FEDBNN, *budget, "--out", "budget"]) == 0
+    assert json.loads(Path("budget/summary.json").read_text())["rounds"] < 30
+    assert "accuracy alone" in capsys.readouterr().out
+    assert table_of("budget")["linear"]["gain"] is not None

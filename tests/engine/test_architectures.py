@@ -1,5 +1,7 @@
 """Clients with different networks: groups in the engine."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import priory
 from priory import tune
 from priory.core.errors import UsageError
-from priory.engine import architectures
+from priory.engine import architectures, grouping
 from priory.engine.cohort import Participation
 from priory.models.model import several
 
@@ -50,13 +52,32 @@ def test_what_was_packed_comes_back_bit_for_bit():
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
-def test_strata_share_clients_and_cohort_out_evenly():
-    strata = Participation(num_clients=11, cohort=7, active=8, groups=3).strata
-    assert [(part.num_clients, part.cohort, part.active) for part in strata] == [(4, 3, 3), (4, 2, 3), (3, 2, 2)]
+@pytest.mark.parametrize(("clients", "cohort", "groups"), [(30, 4, 3), (20, 10, 3), (10, 5, 3)])
+def test_every_client_is_called_equally_often_whatever_its_group(clients, cohort, groups):
+    """Over 4000 rounds each group's calls are within 5 standard errors of its part; a count is rounded up or down."""
+    part, rounds = Participation(clients, cohort, cohort, groups=groups), 4000
+    keys = jax.random.split(jax.random.key(0), rounds)
+    drawn = jax.vmap(part.draw_groups)(keys)
+    sizes = np.array([len(range(g, clients, groups)) for g in range(groups)])
+    counts = np.stack([np.sum(slots.uploads, axis=1) for slots in drawn], axis=1)
+    exact = cohort * sizes / clients
+    assert np.all(counts.sum(axis=1) == cohort)
+    assert np.all((counts >= np.floor(exact)) & (counts <= np.ceil(exact)))
+    assert np.all(np.abs(counts.mean(axis=0) - exact) < 5 * 0.5 / np.sqrt(rounds))
+    for group, slots in enumerate(drawn):
+        assert np.all(np.asarray(slots.ids) % groups == group)
+
+
+def test_bernoulli_draws_are_as_likely_in_every_group():
+    part, rounds = Participation(11, 4, 4, "bernoulli", groups=3), 4000
+    drawn = jax.vmap(part.draw_groups)(jax.random.split(jax.random.key(1), rounds))
+    for slots, size in zip(drawn, (4, 4, 3), strict=True):
+        rate = np.sum(slots.uploads) / (rounds * size)
+        assert abs(rate - 4 / 11) < 5 * np.sqrt(4 / 11 * 7 / 11 / (rounds * size))
 
 
 def test_a_list_of_models_keeps_their_numbers_together():
-    assert several("mlp:32,16,cnn,reddi:8,pool,32,linear") == ("mlp:32,16", "cnn", "reddi:8,pool,32", "linear")
+    assert several("mlp:32,16, cnn,reddi:8,pool,32,linear") == ("mlp:32,16", "cnn", "reddi:8,pool,32", "linear")
 
 
 def test_clients_take_the_models_in_turn(mixed):
@@ -77,7 +98,8 @@ def test_each_client_trains_as_if_all_had_its_model(mixed):
 def test_every_group_gives_its_part_of_a_cohort():
     part = run(cohort=4, rounds=1)
     joined = [bool(part.session.record_of(i)[0]) for i in range(5)]
-    assert [sum(joined[group::3]) for group in range(3)] == [2, 1, 1]
+    assert sum(joined) == 4
+    assert [sum(joined[group::3]) for group in range(3)] in ([2, 2, 0], [2, 1, 1], [1, 2, 1])
 
 
 def test_a_run_with_several_models_goes_on_from_its_directory(mixed, tmp_path):
@@ -124,9 +146,22 @@ def test_what_does_not_fit_is_said_before_anything_runs(method, more, sentence):
         priory.simulate(method, federation(), model=list(MODELS), rounds=1, **more)
 
 
-def test_one_model_and_several_are_not_both_given():
+@pytest.mark.parametrize("model", ["linear", ["linear"]])
+def test_one_model_and_several_are_not_both_given(model):
     with pytest.raises(UsageError, match="both name networks"):
-        priory.simulate(local(), federation(), model="linear", models="linear,mlp:4", rounds=1)
+        priory.simulate(local(), federation(), model=model, models="linear,mlp:4", rounds=1)
+
+
+def test_models_that_are_no_text_are_refused():
+    with pytest.raises(UsageError, match="give a list as model="):
+        priory.simulate(local(), federation(), models=["linear", "mlp:4"], rounds=1)
+
+
+def test_a_model_whose_clients_have_no_test_rows_has_no_score():
+    found = dataclasses.replace(run(rounds=0).personal, per_client={"accuracy": np.array([0.5, np.nan, 0.7])})
+    table = grouping.by_architecture(("a", "b"), found)
+    assert table["a"] == {"clients": 2, "accuracy": pytest.approx(0.6)}
+    assert table["b"] == {"clients": 1, "accuracy": None}
 
 
 def test_a_model_with_other_classes_is_refused():

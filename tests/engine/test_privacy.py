@@ -328,3 +328,28 @@ def test_what_privacy_cannot_be_is_refused_before_training(simulate, arrays, wor
     with pytest.raises(priory.UsageError) as error:
         simulate(**({"method": priory.FedAvg(), "data": data} | options))
     assert words in str(error.value)
+
+
+def test_clients_with_a_state_in_tiny_cohorts_that_are_cut_get_no_amplification():
+    """Cohorts of 1 among 20 have 10 places: over 200 rounds somebody is displaced with a probability above δ/1000."""
+
+    def spending(stateful, cohort, num):
+        drawn = Participation(num, cohort, cohort, "bernoulli")
+        return accounting._spending("central", drawn, stateful, rng.root(0), 200, 1e-5)
+
+    assert isinstance(spending(False, 1, 20), accounting.Poisson)
+    assert isinstance(spending(True, 1, 20), accounting.Counted)
+    assert isinstance(spending(True, 100, 1000), accounting.Poisson)
+
+
+@pytest.mark.parametrize("field", ["dp_clip", "dp_delta"])
+def test_a_wish_for_privacy_without_its_form_is_not_passed_over(field):
+    data = priory.data.load("digits").partition("iid", clients=5, seed=0)
+    with pytest.raises(priory.UsageError, match=f"{field.replace('_', '-')}=0.01 says how private fedavg is to be"):
+        priory.simulate(priory.FedAvg(), data, rounds=1, model="linear", **{field: 0.01})
+
+
+def test_a_budget_that_protects_nothing_is_refused():
+    data = priory.data.load("digits").partition("iid", clients=5, seed=0)
+    with pytest.raises(priory.UsageError, match="protects nothing"):
+        priory.simulate(priory.FedAvg(), data, rounds=1, model="linear", dp="local", dp_epsilon=1e300)
