@@ -32,6 +32,7 @@ from scipy import stats
 from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
+from priory.engine import architectures
 from priory.engine.cohort import Participation
 from priory.engine.settings import Settings
 from priory.fed import privacy
@@ -200,12 +201,14 @@ def open_ledger(
     if mode is None:
         return None
     _check_company(chosen, mode, method, name, channel)
-    client, payload = _shapes(method, task, shards)
-    _check_payload(payload, name)
+    contact = architectures.first_contact(method, task, shards)
+    _check_payload(contact.message.payload, name)
     _accounting()
     replaces = mode == "local" or participation.kind == "fixed"
     clip, reach, origin = _reach(chosen, method, name, task, mode, replaces)
-    spending = _spending(mode, participation, bool(jax.tree.leaves(client)), root, chosen.rounds, chosen.dp_delta)
+    spending = _spending(
+        mode, participation, bool(jax.tree.leaves(contact.client)), root, chosen.rounds, chosen.dp_delta
+    )
     noise = chosen.dp_noise
     if noise is None:
         assert chosen.dp_epsilon is not None
@@ -340,19 +343,6 @@ def _check_company(chosen: Settings, mode: str, method: Any, name: str, channel:
         raise UsageError(
             f"{said} keeps numbers of examples private, which weighting=examples sends; use method or uniform."
         )
-
-
-def _shapes(method: Any, task: Task, shards: Shards) -> tuple[Any, Any]:
-    """The shapes of what a client keeps, and of what it sends."""
-
-    def first_contact(key: Key) -> tuple[Any, Any]:
-        key_init, key_enrol, key_client = jax.random.split(key, 3)
-        down = method.broadcast(method.init(task, key_init))
-        client = method.enrol(task, down, key_enrol)
-        client, message, _ = method.client_update(task, down, client, shards.of(jnp.int32(0)), key_client)
-        return client, message.payload
-
-    return jax.eval_shape(first_contact, jax.eval_shape(rng.root, 0))
 
 
 def _check_payload(payload: Any, name: str) -> None:

@@ -15,7 +15,8 @@ from jax import Array, lax
 from priory.core import rng
 from priory.core.errors import UsageError
 from priory.core.rng import Key
-from priory.fed.method import Task
+from priory.core.struct import struct
+from priory.fed.method import Info, Message, Task
 from priory.fed.shard import Shards
 
 Tasks = tuple[Task, ...]  # one for each group
@@ -44,34 +45,54 @@ def unpack(words: Array, like: Any) -> Any:
     return jax.tree.unflatten(structure, found)
 
 
+@struct
+class Contact:
+    """The shapes of what a first contact with a client shows.
+
+    Attributes:
+        down: What is broadcast.
+        client: What the client keeps.
+        message: What it sends.
+        info: What it reports.
+    """
+
+    down: Any
+    client: Any
+    message: Message
+    info: Info
+
+
+def first_contact(method: Any, task: Task, shards: Shards) -> Contact:
+    """What is broadcast, kept, sent and reported, as shapes; nothing is computed."""
+
+    def contact(key: Key) -> Contact:
+        key_init, key_enrol, key_client = jax.random.split(key, 3)
+        down = method.broadcast(method.init(task, key_init))
+        client = method.enrol(task, down, key_enrol)
+        client, message, info = method.client_update(task, down, client, shards.of(jnp.int32(0)), key_client)
+        return Contact(down, client, message, info)
+
+    return jax.eval_shape(contact, jax.eval_shape(rng.root, 0))
+
+
 def client_shape(method: Any, task: Task) -> Any:
     """The shapes of what a client keeps."""
 
-    def first_contact(key: Key) -> Any:
+    def enrolled(key: Key) -> Any:
         key_init, key_enrol = jax.random.split(key)
         return method.enrol(task, method.broadcast(method.init(task, key_init)), key_enrol)
 
-    return jax.eval_shape(first_contact, jax.eval_shape(rng.root, 0))
+    return jax.eval_shape(enrolled, jax.eval_shape(rng.root, 0))
 
 
 def check(method: Any, name: str, tasks: Tasks, shards: Shards) -> None:
     """Raise when what a method exchanges depends on the network, and networks differ."""
-
-    def exchanged(task: Task) -> Any:
-        def one(key: Key) -> Any:
-            key_init, key_enrol, key_client = jax.random.split(key, 3)
-            down = method.broadcast(method.init(task, key_init))
-            client = method.enrol(task, down, key_enrol)
-            return down, method.client_update(task, down, client, shards.of(jnp.int32(0)), key_client)[1:]
-
-        return jax.eval_shape(one, jax.eval_shape(rng.root, 0))
-
     if len(tasks) == 1:
         return
     if getattr(method, "pools", False):
         raise UsageError(f"{name} trains one model on everybody's data, but {len(tasks)} were given; give one model.")
-    first, *others = (exchanged(task) for task in tasks)
-    if any(other != first for other in others):
+    first, *others = (first_contact(method, task, shards) for task in tasks)
+    if any((other.down, other.message, other.info) != (first.down, first.message, first.info) for other in others):
         raise UsageError(
             f"{name} exchanges what depends on the network, so its clients cannot have {len(tasks)} different models; "
             "give one model, or choose fedbnn or local."

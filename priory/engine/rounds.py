@@ -228,15 +228,9 @@ def draw_slots(plan: Plan, shards: Shards, root: Key, t: Array) -> Slots:
 
 def blank_record(method: Any, tasks: Tasks, channel: Channel | None, shards: Shards) -> Record:
     """The shapes of a client's record."""
-
-    def first_contact(key: Key) -> tuple[Any, Any]:
-        key_init, key_enrol, key_client = jax.random.split(key, 3)
-        down = method.broadcast(method.init(tasks[0], key_init))
-        client = method.enrol(tasks[0], down, key_enrol)
-        _, message, _ = method.client_update(tasks[0], down, client, shards.of(jnp.int32(0)), key_client)
-        return client, uplink.memory_of(channel, message.payload)
-
-    client, memory = jax.eval_shape(first_contact, jax.eval_shape(rng.root, 0))
+    contact = architectures.first_contact(method, tasks[0], shards)
+    memory = jax.eval_shape(partial(uplink.memory_of, channel), contact.message.payload)
+    client = contact.client
     if len(tasks) > 1:
         client = jax.ShapeDtypeStruct((_record_words(method, tasks),), jnp.uint32)
     return Record(jax.eval_shape(lambda: jnp.bool_(False)), client, memory)

@@ -17,6 +17,7 @@ import optax
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from priory.bayes import gaussian
 from priory.bayes.gaussian import Gaussian
 from priory.core import trees
 from priory.core.errors import UsageError
@@ -114,6 +115,16 @@ def likelihood(
         return jnp.mean(losses), jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), new)
 
     return nll
+
+
+def networks(belief: Belief, key: Key, num: int) -> Params:
+    """So many networks drawn from a Gaussian belief, on axis 0."""
+    q = gaussian.of(belief.weights)
+
+    def one(key: Key) -> Params:
+        return Params(gaussian.draw(key, q), belief.stats)
+
+    return jax.lax.map(one, jax.random.split(key, num))
 
 
 def fresh(down: Belief, optimiser: Optimiser) -> Personal:

@@ -208,12 +208,7 @@ class FedBNN:
 
     def draws(self, task: Task, posterior: Belief, key: Key, num: int) -> Params:
         del task
-        q = gaussian.of(posterior.weights)
-
-        def one(key: Key) -> Params:
-            return Params(gaussian.draw(key, q), posterior.stats)
-
-        return jax.lax.map(one, jax.random.split(key, num))
+        return alternate.networks(posterior, key, num)
 
     def sensitivity(self, task: Task) -> float:
         """How far two matrices of K rows of probabilities can be apart, √(2K): rows differ by √2 at most."""

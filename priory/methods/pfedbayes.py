@@ -138,12 +138,7 @@ class PFedBayes:
 
     def draws(self, task: Task, posterior: Belief, key: Key, num: int) -> Params:
         del task
-        q = gaussian.of(posterior.weights)
-
-        def one(key: Key) -> Params:
-            return Params(gaussian.draw(key, q), posterior.stats)
-
-        return jax.lax.map(one, jax.random.split(key, num))
+        return alternate.networks(posterior, key, num)
 
     def divergence(self, task: Task, down: Belief, posterior: Belief) -> Array:
         del task
