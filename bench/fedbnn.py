@@ -14,8 +14,8 @@ privacy   ε a round from 1 to 0.0001 at δ = 0.0001 (table 3), with the sensiti
 many      500 clients, 10 % a round, at most 40 images each (table 4)
 mnist     calibration (figure 2)
 
-Seed s is that of the split and of the run, so methods are paired within a seed. Settings were chosen on the validation
-rows of seed 100. Every finished cell is a JSON file of its own with the command that makes it again.
+Seed s is that of the split and of the run, so methods are paired within a seed. Settings are the method's defaults, not
+chosen on any data yet. Every finished cell is a JSON file of its own with the command that makes it again.
 """
 
 import math
@@ -53,7 +53,6 @@ CIFAR: dict[str, Any] = {
 }
 SETTINGS = {"rounds": 30, "model": MODEL}
 FIVE = ("1", "0.1", "0.01", "0.001", "0.0001")
-NUM_INPUTS = 500
 
 
 def noise(epsilon: str) -> float:

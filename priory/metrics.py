@@ -38,6 +38,7 @@ __all__ = [
     "calibration_errors",
     "confidence_bin",
     "entropy",
+    "finite_or_none",
     "from_json",
     "mixture_log_probs",
     "mixture_mean_and_sd",
@@ -211,7 +212,7 @@ class Spread:
 
     def to_json(self) -> dict[str, float | None]:
         """The three numbers by name; what is not finite becomes None."""
-        return {"mean": _finite(self.mean), "worst": _finite(self.worst), "p10": _finite(self.p10)}
+        return {"mean": finite_or_none(self.mean), "worst": finite_or_none(self.worst), "p10": finite_or_none(self.p10)}
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ class Scores:
         """The pooled scores, the spread and the curve as plain numbers; what is not finite becomes None."""
         pooled = _to_json(self, "accuracy", "nll", "ece", "mce", "brier", "uncertainty")
         columns = zip(CURVE, self.reliability.T.tolist(), strict=True)
-        return pooled | {"reliability": {name: [_finite(value) for value in values] for name, values in columns}}
+        return pooled | {"reliability": {name: [finite_or_none(value) for value in values] for name, values in columns}}
 
 
 @dataclass(frozen=True)
@@ -353,10 +354,11 @@ def _ratio(sums: np.ndarray, count: np.ndarray) -> np.ndarray:
 
 
 def _to_json(scores: Scores | RegressionScores, *names: str) -> dict[str, Any]:
-    return {name: _finite(getattr(scores, name)) for name in names} | {"clients": scores.clients.to_json()}
+    return {name: finite_or_none(getattr(scores, name)) for name in names} | {"clients": scores.clients.to_json()}
 
 
-def _finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
+    """The value as JSON can hold it."""
     return value if math.isfinite(value) else None
 
 

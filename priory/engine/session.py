@@ -353,9 +353,9 @@ class Session:
             "personal": personal.to_json() if personal else None,
             "global": population.to_json() if population else None,
             "uncertainty": self._uncertainty(personal, num),
-            "info": {name: _finite(value) for name, value in self.info.items()},
+            "info": {name: metrics.finite_or_none(value) for name, value in self.info.items()},
             "rejected": dict(self.rejected),
-            **({"epsilon": _finite(self.ledger.spent(self.completed))} if self.ledger else {}),
+            **({"epsilon": metrics.finite_or_none(self.ledger.spent(self.completed))} if self.ledger else {}),
             "seconds": {name: round(value, 3) for name, value in self.clock.seconds.items()},
         }
 
@@ -366,7 +366,7 @@ class Session:
             return None
         values = personal.per_client["uncertainty"].tolist()
         named = zip((self.federation.clients[client] for client in ids), values, strict=True)
-        return {name: _finite(value) for name, value in named}
+        return {name: metrics.finite_or_none(value) for name, value in named}
 
     def _append(self, line: dict[str, Any], listener: Listener | None) -> None:
         self.history.append(line)
@@ -476,10 +476,6 @@ class Session:
         record = devices.to_host(self.home.take(rows, self.completed), self.plan.mesh)
         states = self._states(record.client, self.task_of(client))
         return record.joined[0], jax.tree.map(lambda leaf: leaf[0], states)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _told(newcomers: dict[str, AnyScores]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ What the paper leaves open, and what is done here (docs/methods/fedbnn.md has th
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ from priory.core.struct import replace, static, struct
 from priory.fed import alternate
 from priory.fed.alternate import Belief
 from priory.fed.checks import at_least, choices, finite, positive
-from priory.fed.local import Optimiser, Work, each_batch
+from priory.fed.local import Optimiser, Work, each_batch, fit
 from priory.fed.method import Info, Message, Predictive, Task, equally
 from priory.fed.shard import Batch, Pool, Shard
 from priory.models.likelihood import Categorical
@@ -226,27 +226,21 @@ class FedBNN:
         start = gaussian.around(centre, wide)
         target = self.gamma * down + (1 - self.gamma) * client.phi
         public = _as_shard(_alignment(task))
-        transform = replace(self.optimiser, step_size=self.optimiser.step_size * self.prior_rate).build()
-
-        def step(carry: tuple, batch: Batch, key: Key) -> tuple:
-            free, state, total, steps = carry
-            assert batch.y is not None
-            row = batch.y  # of the alignment set
-
-            def loss(free: Free) -> Array:
-                said = self._mean_softmax(task, Belief(free, client.q.stats), batch.x, key)
-                return jnp.sum(batch.mask * self._distance(down[row], target[row], said)) / jnp.sum(batch.mask)
-
-            value, gradient = jax.value_and_grad(loss)(free)
-            moves, state = transform.update(gradient, state, free)
-            return optax.apply_updates(free, moves), state, total + value, steps + 1
-
+        solver = replace(self.optimiser, step_size=self.optimiser.step_size * self.prior_rate)
         work = Work(epochs=self.prior_epochs, batch_size=min(self.work.batch_size, public.capacity))
-        carry = (start, transform.init(start), jnp.float32(0), jnp.int32(0))
-        fitted, _, total, steps = jax.lax.cond(
-            heard, lambda carry: each_batch(step, carry, public, work, key), lambda carry: carry, carry
+
+        def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
+            row = batch.y  # of the alignment set
+            said = self._mean_softmax(task, Belief(params.weights, client.q.stats), batch.x, key)
+            return jnp.sum(batch.mask * self._distance(down[row], target[row], said)) / jnp.sum(batch.mask), ()
+
+        fitted, loss = jax.lax.cond(
+            heard,
+            lambda start: fit(objective, start, public, solver, work, key),
+            lambda start: (start, jnp.float32(0)),
+            Params(start, ()),
         )
-        return fitted, total / jnp.maximum(steps, 1)
+        return fitted.weights, loss
 
     def _distance(self, down: Array, target: Array, said: Array) -> Array:
         """The cross-entropy of each row, (batch,)."""
