@@ -98,9 +98,16 @@ def test_halving_is_max_pooling(shape):
     )
 
 
-def test_ties_in_a_pool_share_the_gradient():
-    gradient = jax.grad(lambda x: conv.halve(x).sum())(jnp.ones((1, 2, 2, 1)))
-    np.testing.assert_allclose(gradient, 0.25)
+@pytest.mark.parametrize(
+    "window",
+    [(1, 1, 1, 1), (1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 1), (0, 1, 1, 1), (1, 1, 1, 0), (0, 0, 2, 0)],
+    ids=str,
+)
+def test_ties_in_a_pool_share_the_gradient(window):
+    x = jnp.asarray(window, jnp.float32).reshape(1, 2, 2, 1)
+    gradient = jax.grad(lambda x: conv.halve(x).sum())(x)
+    chosen = x == max(window)
+    np.testing.assert_allclose(gradient, chosen / chosen.sum(), rtol=1e-6)
 
 
 class Everything(nn.Module):
