@@ -6,13 +6,12 @@
     PRIORY_DATA=... python bench/fedbnn.py --only full     the sizes of the paper, which a whole run of the others does
                                                            not contain
 
-same      20 clients with 5 classes of CIFAR-10 each, one network
-mixed     the same clients, four networks
-classes   alignment sets of 10, 8, 5 and 2 classes, and of another data set (table 2)
-sizes     alignment sets of 50 to 2000 inputs (figure 3)
-privacy   ε a round from 1 to 0.0001 at δ = 0.0001 (table 3), with the sensitivity of a matrix and with that of a row
-many      500 clients, 10 % a round, at most 40 images each (table 4)
-mnist     calibration (figure 2)
+same       20 clients with 5 classes of CIFAR-10 each, 100 training images a class, one network
+mixed      the same clients, four networks
+alignment  alignment sets of 10, 8, 5 and 2 classes, of another data set (table 2), and of 50 to 2000 inputs (figure 3)
+privacy    ε a round from 1 to 0.0001 at δ = 0.0001 (table 3), with the sensitivity of a row and once with that of a matrix
+many       500 clients, 10 % a round, 32 images each (table 4)
+mnist      calibration (figure 2), and clothes as alignment set of digits
 
 Seed s is that of the split and of the run, so methods are paired within a seed. Settings are the method's defaults, not
 chosen on any data yet. Every finished cell is a JSON file of its own with the command that makes it again.
@@ -47,11 +46,12 @@ FEDBNN = "fedbnn:step-size=0.001"
 ALONE = f"{FEDBNN},gamma=0.0"
 CIFAR: dict[str, Any] = {
     "data": "cifar10",
-    "partition": {"spec": "classes:5", "clients": 20, "align": "own:500"},
+    "partition": {"spec": "classes:5", "clients": 20, "align": "own:500", "sizes": "1.0=500"},
     "columns": COLUMNS,
-    "seconds": 150,
 }
 SETTINGS = {"rounds": 30, "model": MODEL}
+ONCE: dict[str, Any] = {"seeds": (0,), "seconds": 150}
+SHORT = {**SETTINGS, "rounds": 15}
 FIVE = ("1", "0.1", "0.01", "0.001", "0.0001")
 
 
@@ -61,50 +61,52 @@ def noise(epsilon: str) -> float:
 
 
 TABLES = {
-    "same": Table(settings=SETTINGS, rows={"alone": ALONE, "fedbnn": FEDBNN}, **CIFAR),
-    "mixed": Table(settings={"rounds": 30, "models": MODELS}, rows={"alone": ALONE, "fedbnn": FEDBNN}, **CIFAR),
-    "classes": Table(
-        settings=SETTINGS,
-        rows={"alone": ALONE, **dict.fromkeys(("2", "5", "8", "10", "cifar100"), FEDBNN)},
-        dealt={
-            **{row: {"align": f"own:500:classes={row}"} for row in ("2", "5", "8")},
-            "cifar100": {"align": "cifar100:500"},
-        },
-        seeds=(0,),
-        **CIFAR,
+    "same": Table(settings=SETTINGS, rows={"alone": ALONE, "fedbnn": FEDBNN}, seconds=280, **CIFAR),
+    "mixed": Table(
+        settings={"rounds": 30, "models": MODELS}, rows={"alone": ALONE, "fedbnn": FEDBNN}, seconds=150, **CIFAR
     ),
-    "sizes": Table(
-        settings=SETTINGS,
-        rows={"alone": ALONE, **dict.fromkeys(("50", "200", "500", "1000", "2000"), FEDBNN)},
-        dealt={row: {"align": f"own:{row}"} for row in ("50", "200", "1000", "2000")},
-        seeds=(0,),
+    "alignment": Table(
+        settings=SHORT,
+        rows={
+            "alone": ALONE,
+            **dict.fromkeys(("2-classes", "5-classes", "8-classes", "cifar100", "50", "200", "1000", "2000"), FEDBNN),
+            "500": FEDBNN,
+        },
+        dealt={
+            **{f"{num}-classes": {"align": f"own:500:classes={num}"} for num in (2, 5, 8)},
+            "cifar100": {"align": "cifar100:500"},
+            **{num: {"align": f"own:{num}"} for num in ("50", "200", "1000", "2000")},
+        },
+        **ONCE,
         **CIFAR,
     ),
     "privacy": Table(
-        settings={**SETTINGS, "dp": "local", "dp_delta": 1e-4},
-        rows={f"{kind}-{epsilon}": FEDBNN for kind in ("matrix", "row") for epsilon in FIVE},
+        settings={**SHORT, "dp": "local", "dp_delta": 1e-4},
+        rows=dict.fromkeys(("matrix-1", *(f"row-{epsilon}" for epsilon in reversed(FIVE))), FEDBNN),
         own={
-            f"{kind}-{epsilon}": {"dp_noise": noise(epsilon)}
-            | ({"dp_sensitivity": round(math.sqrt(2), 6)} if kind == "row" else {})
-            for kind in ("matrix", "row")
-            for epsilon in FIVE
+            "matrix-1": {"dp_noise": noise("1")},
+            **{
+                f"row-{epsilon}": {"dp_noise": noise(epsilon), "dp_sensitivity": round(math.sqrt(2), 6)}
+                for epsilon in FIVE
+            },
         },
-        seeds=(0,),
+        **ONCE,
         **CIFAR,
     ),
     "many": Table(
-        settings={**SETTINGS, "cohort": 50},
+        settings={**SHORT, "cohort": 50},
         rows={"alone": ALONE, "fedbnn": FEDBNN},
-        seeds=(0,),
+        **ONCE,
         **{**CIFAR, "partition": {"spec": "classes:5", "clients": 500, "align": "own:500", "sizes": "1.0=32"}},
     ),
     "mnist": Table(
         data="mnist",
         partition={"spec": "classes:5", "clients": 20, "align": "own:500", "sizes": "1.0=500"},
         settings={"rounds": 30, "model": "mlp:100"},
-        rows={"alone": ALONE, "fedbnn": FEDBNN},
+        rows={"alone": ALONE, "clothes": FEDBNN, "fedbnn": FEDBNN},
+        dealt={"clothes": {"align": "fashion_mnist:500"}},
         columns=COLUMNS,
-        seconds=60,
+        seconds=40,
     ),
 }
 FULL = Table(
