@@ -9,7 +9,7 @@
 same       20 clients with 5 classes of CIFAR-10 each, 100 training images a class, one network
 mixed      the same clients, four networks
 alignment  alignment sets of 10, 8, 5 and 2 classes, of another data set (table 2), and of 50 to 2000 inputs (figure 3)
-privacy    ε a round from 1 to 0.0001 at δ = 0.0001 (table 3), with the sensitivity of a row and once with that of a matrix
+privacy    ε a round from 1 to 0.0001 at δ = 0.0001 (table 3), with the sensitivity of a row, and once of a matrix
 many       500 clients, 10 % a round, 32 images each (table 4)
 mnist      calibration (figure 2), and clothes as alignment set of digits
 
