@@ -50,7 +50,8 @@ CIFAR: dict[str, Any] = {
     "columns": COLUMNS,
 }
 SETTINGS = {"rounds": 30, "model": MODEL}
-ONCE: dict[str, Any] = {"seeds": (0,), "seconds": 150}
+ONCE: dict[str, Any] = {"seeds": (0,), "seconds": 360}
+PAIR = {"alone": ALONE, "fedbnn": FEDBNN}
 SHORT = {**SETTINGS, "rounds": 15}
 FIVE = ("1", "0.1", "0.01", "0.001", "0.0001")
 
@@ -61,10 +62,8 @@ def noise(epsilon: str) -> float:
 
 
 TABLES = {
-    "same": Table(settings=SETTINGS, rows={"alone": ALONE, "fedbnn": FEDBNN}, seconds=280, **CIFAR),
-    "mixed": Table(
-        settings={"rounds": 30, "models": MODELS}, rows={"alone": ALONE, "fedbnn": FEDBNN}, seconds=150, **CIFAR
-    ),
+    "same": Table(settings=SETTINGS, rows=PAIR, seconds=690, **CIFAR),
+    "mixed": Table(settings={"rounds": 30, "models": MODELS}, rows=PAIR, seconds=350, **CIFAR),
     "alignment": Table(
         settings=SHORT,
         rows={
@@ -95,13 +94,13 @@ TABLES = {
     ),
     "many": Table(
         settings={**SHORT, "cohort": 50},
-        rows={"alone": ALONE, "fedbnn": FEDBNN},
+        rows=PAIR,
         **ONCE,
-        **{**CIFAR, "partition": {"spec": "classes:5", "clients": 500, "align": "own:500", "sizes": "1.0=32"}},
+        **{**CIFAR, "partition": {**CIFAR["partition"], "clients": 500, "sizes": "1.0=32"}},
     ),
     "mnist": Table(
         data="mnist",
-        partition={"spec": "classes:5", "clients": 20, "align": "own:500", "sizes": "1.0=500"},
+        partition=CIFAR["partition"],
         settings={"rounds": 30, "model": "mlp:100"},
         rows={"alone": ALONE, "clothes": FEDBNN, "fedbnn": FEDBNN},
         dealt={"clothes": {"align": "fashion_mnist:500"}},
