@@ -20,6 +20,10 @@ What the paper leaves open, and what is done here (docs/methods/fedbnn.md has th
   a gradient, and Φ_ψ the prediction. `prior_loss="printed"` is as printed.
 - ψ starts at the means of q_i with the width `prior_sd` and both are fitted. Before anybody has sent anything there is
   no Φ̄: the prior is then N(0, prior_sd²), and nothing is fitted.
+- The prior is fitted with `samples_per_step` draws a step; by Jensen's inequality the loss of few draws bounds that of
+  many from above.
+- The local work begins at the prior's means, with the widths that q_i had. From q_i's own means the little work of a
+  round never reaches what the prior has learned of the others.
 - Φ_i before the round is the one last sent, without noise that a channel added; uniform for a client that is new.
 - Φ̄ sums over all clients though not all report: it is the mean over those that do, or with `cache` over the last
   words of all. Rows are cut at 0 and divided by their sums, which changes nothing without noise.
@@ -107,7 +111,7 @@ class FedBNN:
         prior_rate: Step size of those passes, as a multiple of that of the posterior.
         prior_loss: Fit the prior to the mixed target, or minimise the loss that is printed.
         cache: The server remembers what every client said last; otherwise it averages over those that report.
-        samples_per_step: Monte Carlo samples of the likelihood in a step.
+        samples_per_step: Monte Carlo samples in a step, of the likelihood and of the prior's prediction.
         draw: Draw outputs of layers where that is exact in expectation, or always the weights.
         samples: Networks that speak for a client, on the alignment set and in predictions.
         optimiser: Local solver, of prior and posterior.
@@ -167,7 +171,7 @@ class FedBNN:
     ) -> tuple[Client, Message[Array], Info]:
         key_prior, key_posterior, key_say = jax.random.split(key, 3)
         prior, prior_loss = self._prior(task, down, client, key_prior)
-        q, loss = self._posterior(task, client.q, prior, data, key_posterior)
+        q, loss = self._posterior(task, _begin(client.q, prior, _heard(down)), prior, data, key_posterior)
         phi = self._says(task, q, key_say)
         info = {
             "loss": loss,
@@ -287,7 +291,7 @@ class FedBNN:
             params = Params(gaussian.draw(jax.random.fold_in(key, i), at), belief.stats)
             return jax.nn.softmax(task.model.apply(params, x)[0])
 
-        return jnp.mean(jax.lax.map(one, jnp.arange(self.samples)), axis=0)
+        return jnp.mean(jax.lax.map(one, jnp.arange(self.samples_per_step)), axis=0)
 
 
 def _alignment(task: Task) -> Array:
@@ -312,6 +316,12 @@ def _num_classes(task: Task) -> int:
 def _heard(down: Array) -> Array:
     """Whether anybody has said anything: probabilities add up to 1, and nothing to 0."""
     return jnp.sum(down) > 0
+
+
+def _begin(q: Belief, prior: Free, heard: Array) -> Belief:
+    """Where the local work begins: at the prior's means, with the client's own widths."""
+    mean = trees.select(heard, prior.mean, q.weights.mean)
+    return replace(q, weights=replace(q.weights, mean=mean))
 
 
 def _rows(mean: Array) -> Array:

@@ -198,6 +198,39 @@ def test_before_anybody_has_spoken_the_prior_is_centred_at_zero():
     assert loss == 0
 
 
+def test_the_local_work_begins_at_the_means_of_the_prior_with_its_own_widths():
+    """Steps of the posterior too small to move it, and steps of the prior that are not."""
+    method = replace(METHOD, optimiser=Optimiser("adam", 1e-7), prior_rate=1e5, prior_epochs=20)
+    client, down = spoken(method), probabilities(3)
+    after = visit(method, down, client)[0].q.weights
+    prior, _ = jax.jit(lambda: method._prior(TASK, down, client, jax.random.split(rng.root(7), 3)[0]))()
+    assert trees.norm(trees.sub(prior.mean, client.q.weights.mean)) > 0.1
+    assert trees.norm(trees.sub(prior.rho, client.q.weights.rho)) > 0.1
+    for one, other in ((after.mean, prior.mean), (after.rho, client.q.weights.rho)):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, other)
+
+
+def test_before_anybody_has_spoken_it_begins_at_its_own():
+    method = replace(METHOD, optimiser=Optimiser("adam", 1e-7))
+    client = spoken(method)
+    after = visit(method, nobody(), client)[0].q.weights
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), after, client.q.weights)
+
+
+def test_few_draws_of_the_prior_bound_its_loss_from_above():
+    """Jensen's inequality, over 200 draws of the loss; the gap is beyond four standard errors."""
+    belief = Belief(gaussian.around(spoken().q.weights.mean, 0.0), spoken().q.stats)
+    target = probabilities(3)
+
+    def loss(num, key):
+        said = replace(METHOD, samples_per_step=num)._mean_softmax(TASK, belief, TASK.public, key)
+        return jnp.mean(METHOD._distance(target, target, said))
+
+    keys = jax.random.split(jax.random.key(17), 200)
+    one, many = (np.asarray(jax.vmap(lambda key, num=num: loss(num, key))(keys)) for num in (1, 16))
+    assert np.mean(one - many) > 4 * np.std(one - many) / np.sqrt(200)
+
+
 def test_a_strong_prior_keeps_the_posterior():
     """With ζ beyond all data q becomes the prior: means of the round's start, widths of `prior_sd`."""
     method = replace(
