@@ -1,7 +1,7 @@
 """Personal, global and newcomer evaluation of any method: personalise → predict → score, one client after another.
 
 The whole path is one mapped function that returns sums, so no posterior is ever stacked over clients. The evidence of a
-method that bounds log p(D) goes the same way.
+method that bounds log p(D) goes the same way, and so does what is said of each example, where sums do not do.
 """
 
 from collections.abc import Callable
@@ -24,6 +24,8 @@ from priory.metrics import RegressionTally, Tally
 from priory.models.likelihood import Categorical
 
 TEST_BATCH = 256
+LEVELS = (0.5, 0.8, 0.9, 0.95)  # of the central intervals of a regression
+BESIDE = 1 << 16  # sets keys apart from those of the evaluation, which splits its key in three
 Result = TypeVar("Result")
 
 
@@ -38,7 +40,7 @@ class ClientTallies:
     """
 
     personal: Tally | RegressionTally
-    population: Tally | RegressionTally | None
+    population: Tally | RegressionTally | None = None
     unlabelled: Tally | RegressionTally | None = None
 
 
@@ -70,22 +72,121 @@ def tally_clients(
 
     def one(shared: tuple, place: tuple[Array, Array, Any]) -> ClientTallies:
         method, settled, task, down, train, held, root, t = shared
-        problem = (method, settled, task, down, train, root, t)
-        posterior, key_personal, key_global = evaluated_posterior(*problem, place, visits=visits, batched=batch > 1)
-        data, test = train.of(place[0]), held.of(place[0])
-        personal = tally(method, task, posterior, test, key_personal)
-        population = unlabelled = None
-        if arriving and isinstance(method, Unlabelled):
-            key_global, key_infer, key_inferred = jax.random.split(key_global, 3)
-            inferred = method.infer(task, down, inputs_of(data), key_infer)
-            unlabelled = tally(method, task, inferred, test, key_inferred)
-        if isinstance(method, Population):
-            key_choice, key_draw = jax.random.split(key_global)
-            chosen = method.population(task, down, None if arriving else data, key_choice)
-            population = tally(method, task, chosen, test, key_draw)
-        return ClientTallies(personal, population, unlabelled)
+        parts = evaluated_parts(
+            method, settled, task, down, train, root, t, place, visits=visits, arriving=arriving, batched=batch > 1
+        )
+        test = held.of(place[0])
+        return ClientTallies(
+            **{part: tally(method, task, posterior, test, key) for part, (posterior, key) in parts.items()}
+        )
 
     shared = (method, settled, task, down, train, held, root, t)
+    return for_each(one, shared, (ids, joined, clients), mesh, batch)
+
+
+@struct
+class ClassRows:
+    """What a predictive mixture says of each example, (examples, ...).
+
+    Attributes:
+        log_probs: Of each class, (examples, classes).
+        aleatoric: Mean entropy of the components, nats.
+        epistemic: Mutual information, nats; the entropy of the mixture is the sum of the two.
+    """
+
+    log_probs: Array
+    aleatoric: Array
+    epistemic: Array
+
+
+@struct
+class TargetRows:
+    """What a predictive mixture says of each example of a regression, (examples, ...).
+
+    Attributes:
+        mean: Of the target.
+        aleatoric: √Σ_s w_s sd_s².
+        epistemic: √Σ_s w_s (mean_s − mean)².
+        cdf: The distribution function at y.
+        nll: −log p(y | x).
+        low: Lower ends of the central intervals, (examples, levels).
+        high: Upper ends.
+    """
+
+    mean: Array
+    aleatoric: Array
+    epistemic: Array
+    cdf: Array
+    nll: Array
+    low: Array
+    high: Array
+
+
+Rows = ClassRows | TargetRows
+
+
+@struct
+class ClientRows:
+    """Rows of each client, (clients, rows, ...); those past its examples mean nothing.
+
+    Attributes:
+        test: By the part's name in `ClientTallies`.
+        validation: Likewise; empty where nobody has validation examples.
+        foreign: Uncertainty of the personal model about inputs from elsewhere, all of it and its epistemic part,
+            (clients, 2, rows); None where there are none.
+    """
+
+    test: dict[str, Rows]
+    validation: dict[str, Rows]
+    foreign: Array | None
+
+
+@partial(jax.jit, static_argnames=("batches", "mesh", "visits", "arriving", "batch"))
+def rows_of_clients(
+    method: Any,
+    settled: Any,
+    task: Task,
+    down: Any,
+    train: Shards,
+    held: tuple[Shards, Shards],
+    foreign: Shard | None,
+    root: Key,
+    t: Array,
+    ids: Array,
+    joined: Array,
+    clients: Any,
+    *,
+    batches: int,
+    mesh: Mesh,
+    visits: int = 0,
+    arriving: bool = False,
+    batch: int = 1,
+) -> ClientRows:
+    """The rows of the clients on their test and validation examples, `held`; the other arguments as above.
+
+    Posteriors, keys and batches of the test rows are those of `tally_clients`, so that the scores of both agree.
+
+    Args:
+        foreign: Inputs from elsewhere, the same for all.
+        batches: As many as the largest of these clients has of either part.
+    """
+
+    def one(shared: tuple, place: tuple[Array, Array, Any]) -> ClientRows:
+        method, settled, task, down, train, held, foreign, root, t = shared
+        parts = evaluated_parts(
+            method, settled, task, down, train, root, t, place, visits=visits, arriving=arriving, batched=batch > 1
+        )
+        test, validation = (shards.of(place[0]) for shards in held)
+        key_foreign, *keys = jax.random.split(rng.key(root, Stream.EVALUATION, t, place[0], BESIDE), 1 + len(parts))
+        beside = {part: (made[0], key) for (part, made), key in zip(parts.items(), keys, strict=True)}
+        beside = beside if validation.capacity else {}
+        return ClientRows(
+            {part: rows_of(method, task, *made, test, batches) for part, made in parts.items()},
+            {part: rows_of(method, task, *made, validation, batches) for part, made in beside.items()},
+            None if foreign is None else doubts_of(method, task, parts["personal"][0], key_foreign, foreign),
+        )
+
+    shared = (method, settled, task, down, train, held, foreign, root, t)
     return for_each(one, shared, (ids, joined, clients), mesh, batch)
 
 
@@ -149,6 +250,33 @@ def evaluated_posterior(
     return posterior, key_personal, key_global
 
 
+def evaluated_parts(
+    method: Any,
+    settled: Any,
+    task: Task,
+    down: Any,
+    train: Shards,
+    root: Key,
+    t: Array,
+    place: tuple[Array, Array, Any],
+    *,
+    visits: int,
+    arriving: bool,
+    batched: bool,
+) -> dict[str, tuple[Any, Key]]:
+    """Everything that is scored of the client at a place, by its name in `ClientTallies`: posterior and key."""
+    problem = (method, settled, task, down, train, root, t)
+    posterior, key_personal, key_global = evaluated_posterior(*problem, place, visits=visits, batched=batched)
+    parts, data = {"personal": (posterior, key_personal)}, train.of(place[0])
+    if arriving and isinstance(method, Unlabelled):
+        key_global, key_infer, key_inferred = jax.random.split(key_global, 3)
+        parts["unlabelled"] = (method.infer(task, down, inputs_of(data), key_infer), key_inferred)
+    if isinstance(method, Population):
+        key_choice, key_draw = jax.random.split(key_global)
+        parts["population"] = (method.population(task, down, None if arriving else data, key_choice), key_draw)
+    return parts
+
+
 def current_client(
     method: Any, task: Task, down: Any, root: Key, client_id: Array, joined: Array, client: Any, batched: bool = False
 ) -> Any:
@@ -177,13 +305,80 @@ def inputs_of(data: Shard) -> Shard:
 
 def tally(method: Any, task: Task, posterior: Any, data: Shard, key: Key) -> Tally | RegressionTally:
     """The sums over all examples of a shard, a batch at a time."""
-    zero = metrics.zero(Tally) if isinstance(task.likelihood, Categorical) else metrics.zero(RegressionTally)
+    zero = metrics.zero(Tally) if _has_classes(task) else metrics.zero(RegressionTally)
 
     def step(total: Any, batch: Batch, key: Key) -> Any:
         predictive = method.predict(task, posterior, batch.x, key)
         return metrics.add(total, tally_batch(task, predictive, batch))
 
     return _over_batches(step, zero, data, key)
+
+
+def rows_of(method: Any, task: Task, posterior: Any, key: Key, data: Shard, batches: int) -> Rows:
+    """The rows of all examples of a shard that has at most so many batches, a batch at a time, as in `tally`."""
+    size = batch_size(data.capacity)
+
+    def rows(batch: Batch, key: Key) -> Rows:
+        return rows_of_batch(task, method.predict(task, posterior, batch.x, key), batch)
+
+    # The shapes alone; the key is one that nobody else uses.
+    shapes = jax.eval_shape(rows, data.take(jnp.arange(size), jnp.int32(0), size), jax.random.key(0))
+    start = jax.tree.map(lambda leaf: jnp.zeros((batches * size, *leaf.shape[1:]), leaf.dtype), shapes)
+
+    def step(total: Rows, batch: Batch, key: Key, i: Array) -> Rows:
+        write = partial(lax.dynamic_update_slice_in_dim, start_index=i * size, axis=0)
+        return jax.tree.map(write, total, rows(batch, key))
+
+    return _over_numbered_batches(step, start, data, key)
+
+
+def doubts_of(method: Any, task: Task, posterior: Any, key: Key, data: Shard) -> Array:
+    """Uncertainty about every input of a shard, (2, capacity): all of it, and its epistemic part; reads no label."""
+    size = batch_size(data.capacity)
+
+    def one(i: Array) -> Array:
+        batch = data.take(jnp.arange(max(1, data.capacity)), i, size)
+        predictive = method.predict(task, posterior, batch.x, jax.random.fold_in(key, i))
+        aleatoric, epistemic = split_of_batch(task, predictive, batch)
+        both = aleatoric + epistemic if _has_classes(task) else jnp.hypot(aleatoric, epistemic)
+        return jnp.stack([both, epistemic])
+
+    found = lax.map(one, jnp.arange(-(-data.capacity // size)))
+    return jnp.concatenate(found, axis=-1)[:, : data.capacity]
+
+
+def rows_of_batch(task: Task, predictive: Predictive, batch: Batch) -> Rows:
+    """The rows of a batch."""
+    assert batch.y is not None
+    aleatoric, epistemic = split_of_batch(task, predictive, batch)
+    if _has_classes(task):
+        log_probs = metrics.mixture_log_probs(predictive.outputs, predictive.log_weights)
+        return ClassRows(log_probs, aleatoric, epistemic)
+    mixture = (*_mean_and_scale(task, predictive, batch), predictive.log_weights)
+    levels = jnp.array([0.5 + side * level / 2 for side in (-1, 1) for level in LEVELS])
+    # One level after another: a mixture may have thousands of components.
+    low, high = jnp.split(lax.map(lambda level: metrics.mixture_quantile(level, *mixture), levels).T, 2, axis=1)
+    return TargetRows(
+        mean=metrics.mixture_mean_and_sd(*mixture)[0],
+        aleatoric=aleatoric,
+        epistemic=epistemic,
+        cdf=metrics.mixture_cdf(batch.y, *mixture),
+        nll=metrics.mixture_nll(batch.y, *mixture),
+        low=low,
+        high=high,
+    )
+
+
+def split_of_batch(task: Task, predictive: Predictive, batch: Batch) -> tuple[Array, Array]:
+    """Aleatoric and epistemic uncertainty of each row, (batch,): nats that add up, or sds whose squares do."""
+    if not _has_classes(task):
+        return metrics.mixture_sds(*_mean_and_scale(task, predictive, batch), predictive.log_weights)
+    own = metrics.entropy(jax.nn.log_softmax(predictive.outputs, axis=-1))
+    weights = jnp.exp(predictive.log_weights)
+    return (
+        jnp.sum(jnp.where(weights == 0, 0.0, weights * own), axis=0),
+        metrics.mutual_information(predictive.outputs, predictive.log_weights),
+    )
 
 
 def own_uncertainty(
@@ -219,7 +414,7 @@ def mean_uncertainty(method: Any, task: Task, posterior: Any, data: Shard, key: 
 def tally_batch(task: Task, predictive: Predictive, batch: Batch) -> Tally | RegressionTally:
     """The sums over the rows of a batch that count."""
     assert batch.y is not None
-    if isinstance(task.likelihood, Categorical):
+    if _has_classes(task):
         log_probs = metrics.mixture_log_probs(predictive.outputs, predictive.log_weights)
         return metrics.tally_classification(log_probs, batch.y, batch.mask)
     mean, sd = _mean_and_scale(task, predictive, batch)
@@ -228,7 +423,7 @@ def tally_batch(task: Task, predictive: Predictive, batch: Batch) -> Tally | Reg
 
 def uncertainty_of_batch(task: Task, predictive: Predictive, batch: Batch) -> Array:
     """The uncertainty of the predictive for each row, (batch,)."""
-    if isinstance(task.likelihood, Categorical):
+    if _has_classes(task):
         return metrics.entropy(metrics.mixture_log_probs(predictive.outputs, predictive.log_weights))
     return metrics.mixture_mean_and_sd(*_mean_and_scale(task, predictive, batch), predictive.log_weights)[1]
 
@@ -240,13 +435,28 @@ def _mean_and_scale(task: Task, predictive: Predictive, batch: Batch) -> tuple[A
 
 def _over_batches(step: Callable[[Result, Batch, Key], Result], start: Result, data: Shard, key: Key) -> Result:
     """What `step(total, batch, key)` makes of all examples of a shard, a batch at a time."""
-    size = max(1, min(TEST_BATCH, data.capacity))
+    return _over_numbered_batches(lambda total, batch, key, i: step(total, batch, key), start, data, key)
+
+
+def _over_numbered_batches(
+    step: Callable[[Result, Batch, Key, Array], Result], start: Result, data: Shard, key: Key
+) -> Result:
+    size = batch_size(data.capacity)
     order = jnp.arange(max(1, data.capacity))
 
     def one(i: Array, total: Result) -> Result:
-        return step(total, data.take(order, i, size), jax.random.fold_in(key, i))
+        return step(total, data.take(order, i, size), jax.random.fold_in(key, i), i)
 
     return lax.fori_loop(0, data.num_batches(size), one, start)
+
+
+def batch_size(capacity: int) -> int:
+    """Examples predicted at once, where the largest client has `capacity`."""
+    return max(1, min(TEST_BATCH, capacity))
+
+
+def _has_classes(task: Task) -> bool:
+    return isinstance(task.likelihood, Categorical)
 
 
 def for_each(one: Callable[[Any, Any], Result], shared: Any, places: Any, mesh: Mesh, batch: int) -> Result:

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.scipy.special import ndtri
 from jax.scipy.stats import norm
 
 from priory.core.struct import struct
@@ -40,8 +41,14 @@ __all__ = [
     "entropy",
     "finite_or_none",
     "from_json",
+    "mixture_cdf",
     "mixture_log_probs",
     "mixture_mean_and_sd",
+    "mixture_nll",
+    "mixture_quantile",
+    "mixture_sds",
+    "mutual_information",
+    "spread_over",
     "summarise",
     "tally_classification",
     "tally_regression",
@@ -49,6 +56,7 @@ __all__ = [
 ]
 
 NUM_BINS = 15
+HALVINGS = 40  # of the bracket of a quantile; single precision is reached before
 CURVE = ("count", "confidence", "accuracy")  # the columns of `Scores.reliability`
 
 
@@ -123,6 +131,18 @@ def entropy(log_probs: Array) -> Array:
     return jnp.maximum(-jnp.sum(jnp.where(probs == 0, 0.0, probs * log_probs), axis=-1), 0.0)
 
 
+def mutual_information(logits: Array, log_weights: Array) -> Array:
+    """What the components disagree about, Σ_s w_s KL(p_s ‖ Σ_s w_s p_s) in nats, (batch,); arguments as above.
+
+    It is the entropy of the mixture less the mean entropy of its components, and exactly 0 for a single one.
+    """
+    log_probs = jax.nn.log_softmax(logits, axis=-1)
+    ratio = log_probs - mixture_log_probs(logits, log_weights)[None]
+    probs, weights = jnp.exp(log_probs), jnp.exp(log_weights)
+    divergence = jnp.sum(jnp.where(probs == 0, 0.0, probs * ratio), axis=-1)
+    return jnp.maximum(jnp.sum(jnp.where(weights == 0, 0.0, weights * divergence), axis=0), 0.0)
+
+
 def mixture_mean_and_sd(mean: Array, sd: Array, log_weights: Array) -> tuple[Array, Array]:
     """Mean and standard deviation (batch,) of Σ_s w_s N(mean_s, sd_s²): Var = Σ_s w_s sd_s² + Σ_s w_s (mean_s − mean)².
 
@@ -134,6 +154,44 @@ def mixture_mean_and_sd(mean: Array, sd: Array, log_weights: Array) -> tuple[Arr
     weights = jnp.exp(log_weights)
     centre = jnp.sum(weights * mean, axis=0)
     return centre, jnp.sqrt(jnp.sum(weights * (sd**2 + (mean - centre[None]) ** 2), axis=0))
+
+
+def mixture_sds(mean: Array, sd: Array, log_weights: Array) -> tuple[Array, Array]:
+    """The roots (batch,) of the two sums of Var above: √Σ_s w_s sd_s² and √Σ_s w_s (mean_s − mean)².
+
+    The first is noise in y (aleatoric), the second what the components disagree about (epistemic).
+    """
+    weights = jnp.exp(log_weights)
+    centre = jnp.sum(weights * mean, axis=0)
+    within, between = weights * sd**2, weights * (mean - centre[None]) ** 2
+    return jnp.sqrt(jnp.sum(within, axis=0)), jnp.sqrt(jnp.sum(between, axis=0))
+
+
+def mixture_cdf(y: Array, mean: Array, sd: Array, log_weights: Array) -> Array:
+    """The distribution function Σ_s w_s Φ((y − mean_s)/sd_s) at y, (batch,)."""
+    return jnp.sum(jnp.exp(log_weights) * norm.cdf(y[None], mean, sd), axis=0)
+
+
+def mixture_nll(y: Array, mean: Array, sd: Array, log_weights: Array) -> Array:
+    """−log Σ_s w_s N(y; mean_s, sd_s²), (batch,)."""
+    return -jax.nn.logsumexp(log_weights + norm.logpdf(y[None], mean, sd), axis=0)
+
+
+def mixture_quantile(level: Array, mean: Array, sd: Array, log_weights: Array) -> Array:
+    """The quantile (batch,) of Σ_s w_s N(mean_s, sd_s²) at a level in (0, 1), by halving a bracket.
+
+    It lies between the smallest and the largest quantile of a component; those of weight 0 only widen the bracket.
+    """
+    own = mean + ndtri(level) * sd
+
+    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
+        middle = low + (high - low) / 2
+        is_below = mixture_cdf(middle, mean, sd, log_weights) < level
+        return jnp.where(is_below, middle, low), jnp.where(is_below, high, middle)
+
+    low, high = jax.lax.fori_loop(0, HALVINGS, halve, (jnp.min(own, axis=0), jnp.max(own, axis=0)))
+    return low + (high - low) / 2
 
 
 def tally_classification(log_probs: Array, y: Array, mask: Array) -> Tally:
@@ -183,14 +241,13 @@ def tally_regression(mean: Array, sd: Array, log_weights: Array, y: Array, mask:
         mask: (batch,), which rows are examples.
     """
     mask = mask.astype(bool)
-    weights = jnp.exp(log_weights)
-    cdf = jnp.sum(weights * norm.cdf(y[None], mean, sd), axis=0)
+    cdf = mixture_cdf(y, mean, sd, log_weights)
     centre, spread = mixture_mean_and_sd(mean, sd, log_weights)
     kept = _sum_under(mask)
     return RegressionTally(
         count=kept(jnp.ones_like(cdf)),
         squared_error=kept((y - centre) ** 2),
-        nll=kept(-jax.nn.logsumexp(log_weights + norm.logpdf(y[None], mean, sd), axis=0)),
+        nll=kept(mixture_nll(y, mean, sd, log_weights)),
         covered=kept(((cdf >= 0.05) & (cdf <= 0.95)).astype(cdf.dtype)),
         uncertainty=kept(spread),
     )
@@ -298,7 +355,7 @@ def _classification(tallies: Any) -> Scores:
         mce=mce,
         brier=float(tallies.brier.sum() / num),
         uncertainty=float(tallies.uncertainty.sum() / num),
-        clients=_spread(per_client["accuracy"][tallies.count > 0], higher_is_better=True),
+        clients=spread_over(per_client["accuracy"][tallies.count > 0], higher_is_better=True),
         per_client=per_client,
         reliability=reliability,
     )
@@ -330,12 +387,13 @@ def _regression(tallies: Any) -> RegressionScores:
         nll=float(tallies.nll.sum() / num),
         coverage_90=float(tallies.covered.sum() / num),
         uncertainty=float(tallies.uncertainty.sum() / num),
-        clients=_spread(per_client["rmse"][tallies.count > 0], higher_is_better=False),
+        clients=spread_over(per_client["rmse"][tallies.count > 0], higher_is_better=False),
         per_client=per_client,
     )
 
 
-def _spread(values: np.ndarray, *, higher_is_better: bool) -> Spread:
+def spread_over(values: np.ndarray, *, higher_is_better: bool) -> Spread:
+    """The spread of a score, one value a client; there is at least one."""
     with np.errstate(invalid="ignore"):  # interpolating between two infinities gives NaN, which is the answer
         if higher_is_better:
             worst, p10 = values.min(), np.percentile(values, 10)

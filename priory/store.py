@@ -250,6 +250,14 @@ class RunDirectory:
         """What `write_architectures` wrote, if it did."""
         return self._json("architectures.json")
 
+    def write_uncertainty(self, table: dict[str, Any]) -> None:
+        """Write `uncertainty.json`: what the models know and do not know."""
+        write_atomically(self.path / "uncertainty.json", json.dumps(table) + "\n")
+
+    def uncertainty(self) -> dict[str, Any] | None:
+        """What `write_uncertainty` wrote, if it did."""
+        return self._json("uncertainty.json", "ask for it again")
+
     def per_client(self) -> dict[str, Any]:
         """The scores of each client."""
         return self._json("clients.json") or {}
@@ -258,12 +266,12 @@ class RunDirectory:
         """What the run ended with, or None before its end."""
         return self._json("summary.json")
 
-    def _json(self, name: str) -> dict[str, Any] | None:
+    def _json(self, name: str, remedy: str = "resume the run") -> dict[str, Any] | None:
         path = self.path / name
         try:
             return json.loads(path.read_text()) if path.exists() else None
         except ValueError:
-            raise UsageError(f"{path} is damaged; delete it and resume the run.") from None
+            raise UsageError(f"{path} is damaged; delete it and {remedy}.") from None
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -145,3 +145,31 @@ def test_a_client_without_held_out_examples_has_no_uncertainty():
     problem, nobody = task(), shard(count=0)
     params = problem.init(jax.random.key(1))
     assert np.isnan(evaluate.mean_uncertainty(priory.FedAvg(), problem, params, nobody, jax.random.key(0)))
+
+
+@pytest.mark.parametrize("size", [7, 40, 256])
+def test_rows_are_of_every_example_in_its_order(monkeypatch, size):
+    monkeypatch.setattr(evaluate, "TEST_BATCH", size)
+    problem, params = task(), task().init(jax.random.key(1))
+    found = evaluate.rows_of(priory.FedAvg(), problem, params, jax.random.key(0), shard(), -(-NUM // size))
+    expected = jax.nn.log_softmax(problem.model.apply(params, shard().pool.x[3 : 3 + NUM])[0])
+    np.testing.assert_allclose(found.log_probs[:NUM], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_two_sure_components_that_disagree_are_all_epistemic():
+    outputs = jnp.array([[[50.0, -50.0, -50.0]], [[-50.0, 50.0, -50.0]]])
+    mixture = evaluate.Predictive(outputs, jnp.log(jnp.full((2, 1), 0.5)))
+    batch = evaluate.Batch(jnp.zeros((1, 2)), None, None, jnp.ones(1))
+    aleatoric, epistemic = evaluate.split_of_batch(task(), mixture, batch)
+    np.testing.assert_allclose(aleatoric, 0.0, atol=1e-6)
+    np.testing.assert_allclose(epistemic, np.log(2), rtol=1e-6)
+
+
+def test_doubts_about_inputs_read_no_label_and_leave_padding_out(monkeypatch):
+    monkeypatch.setattr(evaluate, "TEST_BATCH", 7)
+    problem, params = task(), task().init(jax.random.key(1))
+    unlabelled = replace(shard(), pool=replace(shard().pool, y=None))
+    found = evaluate.doubts_of(priory.FedAvg(), problem, params, jax.random.key(0), unlabelled)
+    probabilities = jax.nn.softmax(problem.model.apply(params, shard().pool.x[3 : 3 + NUM])[0])
+    np.testing.assert_allclose(found[0], -jnp.sum(probabilities * jnp.log(probabilities), axis=-1), rtol=1e-5)
+    np.testing.assert_array_equal(found[1], np.zeros(NUM))

@@ -396,3 +396,43 @@ def test_scores_that_were_written_without_uncertainty_read_as_nan(tallies):
     assert np.isnan(again.uncertainty)
     assert np.isnan(again.per_client["uncertainty"]).tolist() == [True, True]
     assert again.to_json()["uncertainty"] is None
+
+
+def a_mixture(samples: int = 5, batch: int = 7):
+    draw = np.random.default_rng(0)
+    weights = draw.dirichlet(np.ones(samples), size=batch).T
+    mean, sd = draw.normal(size=(samples, batch)), draw.uniform(0.2, 2.0, size=(samples, batch))
+    return tuple(jnp.asarray(values, jnp.float32) for values in (mean, sd, np.log(weights)))
+
+
+@pytest.mark.parametrize("level", [0.025, 0.05, 0.5, 0.95])
+def test_a_quantile_of_a_mixture_is_where_its_distribution_function_has_the_level(level):
+    mixture = a_mixture()
+    found = metrics.mixture_quantile(jnp.float32(level), *mixture)
+    np.testing.assert_allclose(metrics.mixture_cdf(found, *mixture), level, atol=1e-6)
+
+
+def test_a_quantile_of_a_single_normal_is_the_normal_one():
+    mean, sd = jnp.array([[1.0, -2.0]]), jnp.array([[0.5, 3.0]])
+    found = metrics.mixture_quantile(jnp.float32(0.95), mean, sd, jnp.zeros((1, 2)))
+    np.testing.assert_allclose(found, mean[0] + 1.6448536 * sd[0], rtol=1e-5)
+
+
+def test_the_squares_of_the_two_sds_add_up_to_the_variance():
+    mixture = a_mixture()
+    aleatoric, epistemic = metrics.mixture_sds(*mixture)
+    np.testing.assert_allclose(aleatoric**2 + epistemic**2, metrics.mixture_mean_and_sd(*mixture)[1] ** 2, rtol=1e-5)
+
+
+def test_mutual_information_is_the_entropy_of_the_mixture_less_that_of_its_components():
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(5, 7, 3)), jnp.float32)
+    log_weights = a_mixture()[2]
+    own = metrics.entropy(jax.nn.log_softmax(logits))
+    mixed = metrics.entropy(metrics.mixture_log_probs(logits, log_weights))
+    expected = mixed - jnp.sum(jnp.exp(log_weights) * own, axis=0)
+    np.testing.assert_allclose(metrics.mutual_information(logits, log_weights), expected, atol=1e-6)
+
+
+def test_mutual_information_of_one_component_is_exactly_zero():
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 50, 10)), jnp.float32)
+    np.testing.assert_array_equal(metrics.mutual_information(logits, jnp.zeros((1, 50))), np.zeros(50))

@@ -1,5 +1,6 @@
 """A finished run: its scores, its clients' personal models, and the way in for a client that never took part."""
 
+import dataclasses
 import math
 import warnings
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import numpy as np
 from jax import Array
 from jax.scipy.special import ndtri
 
-from priory import metrics
+from priory import metrics, uncertainty
 from priory.core import rng
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
@@ -25,6 +26,8 @@ from priory.fed.method import AdviceWarning, Evidence, Population, Predictive, T
 from priory.fed.shard import Pool, Shard, Shards
 from priory.metrics import RegressionScores, Scores
 from priory.models.likelihood import Categorical
+from priory.store import RunDirectory
+from priory.uncertainty import Uncertainty
 
 NEWCOMERS = ("newcomers", "newcomers_unlabelled", "newcomers_global")  # with labels, with inputs alone, with nothing
 
@@ -220,6 +223,39 @@ class Run:
             )
         return Elbo(total, per_client, -server)
 
+    def uncertainty(self, ood: Any = None, level: float = 0.9, bootstrap: int = 200) -> Uncertainty:
+        """What the models know and do not know: calibration, doubt, prediction sets, by client and over all.
+
+        Where the run has a directory the tables are kept in `uncertainty.json`, and a later call with the same
+        arguments reads them. `docs/guide/uncertainty.md` says how to read each number.
+
+        Args:
+            ood: Inputs from elsewhere that the personal models should find foreign: a data set, an array or a data
+                frame. At most 1000 of them are used.
+            level: What prediction sets (for a regression, conformal intervals) should cover.
+            bootstrap: Replicates for the standard errors; 0 for none.
+        """
+        uncertainty.check(level, bootstrap)
+        inputs = None if ood is None else uncertainty.foreign_inputs(self.federation, ood)
+        asked = (inputs, self.completed, level, bootstrap)
+        kept = None if self.path is None else _kept_uncertainty(self.path)
+        if kept is not None and uncertainty.stands_for(kept, *asked):
+            return kept if inputs is not None else dataclasses.replace(kept, ood=None)
+        found = uncertainty.measure(
+            self.session.answers(inputs),
+            inputs,
+            classes=self.federation.classes,
+            rounds=self.completed,
+            level=level,
+            bootstrap=bootstrap,
+        )
+        if self.path is not None and jax.process_index() == 0:
+            try:
+                RunDirectory(self.path).write_uncertainty(found.to_json())
+            except OSError as error:
+                warnings.warn(f"{self.path}/uncertainty.json was not written ({error.strerror}).", stacklevel=2)
+        return found
+
     def effects(self, level: float = 0.9, draws: bool = False) -> Effects:
         """The random effects of every client that takes part, with central intervals, where the method has any.
 
@@ -315,6 +351,15 @@ class Run:
         key = rng.key(self.root, Stream.EVALUATION, self.completed, len(self.federation.clients))
         key_posterior, key_predict = jax.random.split(key)
         return key_posterior, key_predict
+
+
+def _kept_uncertainty(path: Path) -> Uncertainty | None:
+    """The tables in a run directory, if there are any that this version can read."""
+    table = RunDirectory(path).uncertainty()
+    try:
+        return None if table is None else Uncertainty.from_json(table)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None  # of another version: it is computed anew
 
 
 def _shard_of(federation: Federation, x: Any, y: Any, scale: Any, encoded: bool) -> Shard:

@@ -33,12 +33,13 @@ from priory.engine.problem import names_of, tasks_of
 from priory.engine.rounds import REJECTED, Plan, Trace
 from priory.engine.run import NEWCOMERS, Run
 from priory.engine.settings import Settings
-from priory.evaluate import ClientTallies, evidence_of_clients, evidence_of_server, tally_clients
+from priory.evaluate import ClientTallies, evidence_of_clients, evidence_of_server, rows_of_clients, tally_clients
 from priory.fed import schedule
 from priory.fed.method import Advice, AdviceWarning, Channel, Task
 from priory.fed.shard import Shards
 from priory.metrics import RegressionScores, RegressionTally, Scores, Tally
 from priory.store import Checkpoint, RunDirectory
+from priory.uncertainty import Answers, ForeignInputs, collect, validation_of
 
 BLOCK = 64  # most rounds between two looks at the clock
 LOOK_SECONDS = 1.0  # about how long a block takes, so that Ctrl-C is heard
@@ -272,6 +273,31 @@ class Session:
         examples = np.asarray(self.federation.train.count[:num])
         return gather(found, server, self.federation.clients[:num], examples, level)
 
+    def answers(self, foreign: ForeignInputs | None) -> dict[str, Answers]:
+        """What the models say of every held-out example, by part as in the summary, where the rounds so far have led.
+
+        Args:
+            foreign: What the personal models of participants are asked about besides.
+        """
+        num, everyone = self.task.num_clients, len(self.federation.clients)
+        inputs = None if foreign is None else devices.everywhere(foreign.shard(self.test.pool), self.plan.mesh)
+        found = self._answers(np.arange(num), inputs)
+        parts = {"personal": "personal", "global": "population"}
+        told = {name: found[part] for name, part in parts.items() if part in found}
+        if everyone > num:
+            found = self._answers(np.arange(num, everyone), None, visits=self.settings.onboard_visits, arriving=True)
+            ways = zip(NEWCOMERS, ("personal", "unlabelled", "population"), strict=True)
+            told |= {name: found[part] for name, part in ways if part in found}
+        return told
+
+    def _answers(self, ids: np.ndarray, foreign: Any, **how: Any) -> dict[str, Answers]:
+        down, step = self._standing()
+        held = devices.everywhere((self.test, validation_of(self.federation, self.test)), self.plan.mesh)
+        data = (down, self.train, held, foreign, self.root, step)
+        how |= {"mesh": self.plan.mesh, "batch": self.plan.chunk}
+        ask = partial(_ask, self.method, self.settled, data, how)
+        return collect(self.federation, ids, self._of_each, ask)
+
     def _standing(self) -> tuple[Any, Any]:
         """What would be broadcast now and the number of rounds done, on every device."""
         return devices.everywhere((self.method.broadcast(self.server), np.int32(self.completed)), self.plan.mesh)
@@ -481,6 +507,10 @@ class Session:
 def _told(newcomers: dict[str, AnyScores]) -> dict[str, Any]:
     """What a line of the metrics says of newcomers."""
     return {part: scores.to_json() if scores else None for part, scores in newcomers.items()}
+
+
+def _ask(method: Any, settled: Any, data: tuple, how: dict[str, Any], task: Task, *places: Any, batches: int) -> Any:
+    return rows_of_clients(method, settled, task, *data, *places, batches=batches, **how)
 
 
 def _summarised(tallies: Tally | RegressionTally | None) -> AnyScores:

@@ -1,0 +1,130 @@
+"""The numbers of a regression."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from priory.evaluate import LEVELS, TargetRows
+from priory.uncertainty import conformal
+from priory.uncertainty.answers import Answers, Examples
+from priory.uncertainty.bootstrap import bootstrap, units_of
+from priory.uncertainty.parts import by_client, by_size, histogram, mean_figures, spread_of
+from priory.uncertainty.scores import interval_score
+from priory.uncertainty.tables import Coverage, Intervals, Metric, TargetPart
+
+__all__ = ["target_part"]
+
+OF_CLIENTS = ("squared_error", "nll", "coverage_90", "sharpness", "aleatoric", "epistemic")
+OF_GROUPS = ("squared_error", "nll", "coverage_90", "epistemic")
+Figures = Callable[[np.ndarray], dict[str, float]]
+
+
+def columns_of(examples: Examples) -> dict[str, np.ndarray]:
+    """Quantities whose means are scores, (examples,) each; that of the squared error is the square of one."""
+    rows, y = examples.rows, examples.y
+    assert isinstance(rows, TargetRows)
+    cdf, low, high = np.asarray(rows.cdf), np.asarray(rows.low), np.asarray(rows.high)
+    ninety = LEVELS.index(0.9)
+    return {
+        "squared_error": (y - np.asarray(rows.mean)) ** 2,
+        "nll": np.asarray(rows.nll),
+        "sharpness": np.hypot(rows.aleatoric, rows.epistemic),
+        "aleatoric": np.asarray(rows.aleatoric),
+        "epistemic": np.asarray(rows.epistemic),
+        # In single precision, as the evaluation counts: 0.05 ≤ F(y) ≤ 0.95 is y inside the interval.
+        **{f"coverage_{round(100 * level)}": _inside(cdf, level) for level in LEVELS},
+        "interval_score_90": interval_score(y, low[:, ninety], high[:, ninety], 0.9),
+    }
+
+
+def _inside(cdf: np.ndarray, level: float) -> np.ndarray:
+    tail = np.float32((1 - level) / 2)
+    rest = np.float32((1 + level) / 2)
+    return ((cdf.astype(np.float32) >= tail) & (cdf.astype(np.float32) <= rest)).astype(float)
+
+
+def target_part(answers: Answers, level: float, replicates: int, top: float, missing: str | None) -> TargetPart:
+    """The numbers of one kind of model; arguments as for `class_part`."""
+    test, num = answers.test, len(answers.clients)
+    columns, units = columns_of(test), units_of(test.client)
+    pooled = bootstrap(_rooted(mean_figures(columns, units.of, units.num)), units.num, replicates)
+    clients = by_client({name: columns[name] for name in OF_CLIENTS}, test.client, num)
+    clients = {"rmse": np.sqrt(clients.pop("squared_error")), **clients}
+    intervals, found, missing = _intervals(answers, level, replicates, missing)
+    reached = [pooled[f"coverage_{round(100 * one)}"] for one in LEVELS]
+
+    def scores(mask: np.ndarray) -> dict[str, Metric]:
+        some = units_of(test.client[mask])
+        means = mean_figures({name: columns[name][mask] for name in OF_GROUPS}, some.of, some.num)
+        return bootstrap(_rooted(means), some.num, replicates)
+
+    return TargetPart(
+        pooled=pooled,
+        spread=spread_of({name: clients[name] for name in ("rmse", "nll", "coverage_90", "epistemic")}),
+        clients={
+            "client": np.array(answers.clients),
+            "train": answers.train,
+            "test": np.bincount(test.client, minlength=num),
+            **clients,
+            **found,
+        },
+        by_size=by_size(answers.train, test.client, scores),
+        coverage=Coverage(
+            level=np.array(LEVELS),
+            reached=np.array([one.value for one in reached]),
+            standard_error=np.array([one.standard_error for one in reached]),
+        ),
+        epistemic=histogram(columns["epistemic"], top),
+        intervals=intervals,
+        intervals_missing=missing,
+    )
+
+
+def _rooted(means: Figures) -> Figures:
+    """The figures with the root of the mean squared error in its place."""
+
+    def figures(weights: np.ndarray) -> dict[str, float]:
+        found = means(weights)
+        return {"rmse": float(np.sqrt(found.pop("squared_error"))), **found}
+
+    return figures
+
+
+def _intervals(
+    answers: Answers, level: float, replicates: int, missing: str | None
+) -> tuple[Intervals | None, dict[str, np.ndarray], str | None]:
+    """Conformal intervals, their coverage and width by client, and why there are none."""
+    test, checked = answers.test, answers.validation
+    found = conformal.calibrated(answers, missing)
+    if isinstance(found, str) or checked is None:
+        return None, {}, str(found)
+    mean, sd = _mean_and_sd(test)
+    centre, spread = _mean_and_sd(checked)
+    low, high = np.full((2, len(mean)), np.nan)
+    for client in found.clients:
+        here, there = test.client == client, checked.client == client
+        calibration = (checked.y[there], centre[there], spread[there])
+        low[here], high[here] = conformal.intervals(mean[here], sd[here], calibration, level)
+    covered = {"interval_coverage": ((low <= test.y) & (test.y <= high)) * 1.0, "interval_width": high - low}
+    pooled: dict[str, Metric] = {}
+    for name, mask in (("interval_coverage", found.test), ("interval_width", found.test & np.isfinite(high - low))):
+        units = units_of(test.client[mask])
+        figures = mean_figures({name: covered[name][mask]}, units.of, units.num)
+        pooled |= bootstrap(figures, units.num, replicates) if mask.any() else {name: Metric(np.nan, np.nan)}
+    made = Intervals(
+        level=level,
+        calibration=found.rows,
+        coverage=pooled["interval_coverage"],
+        width=pooled["interval_width"],
+        assumption=conformal.ASSUMPTION,
+        without=found.without,
+        too_few=found.too_few(level),
+    )
+    some = {name: values[found.test] for name, values in covered.items()}
+    return made, by_client(some, test.client[found.test], len(answers.clients)), None
+
+
+def _mean_and_sd(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
+    rows = examples.rows
+    assert isinstance(rows, TargetRows)
+    return np.asarray(rows.mean), np.hypot(rows.aleatoric, rows.epistemic)
