@@ -54,6 +54,7 @@ CIFAR: dict[str, Any] = {
 SETTINGS = {"rounds": 30, "model": MODEL}
 ONCE: dict[str, Any] = {"seeds": (0,), "seconds": 130}
 PAIR = {"alone": ALONE, "fedbnn": FEDBNN}
+LONG_PAIR = {name: f"{spec},epochs=10" for name, spec in PAIR.items()}
 SHORT = {**SETTINGS, "rounds": 15}
 SPENT = ("1", "0.01", "0.0001")
 
@@ -96,7 +97,7 @@ TABLES = {
     ),
     "many": Table(
         settings={**SETTINGS, "cohort": 50},
-        rows={name: f"{spec},epochs=10" for name, spec in PAIR.items()},
+        rows=LONG_PAIR,
         **{**ONCE, "seconds": 280},
         **{**CIFAR, "partition": {**CIFAR["partition"], "clients": 500, "sizes": "1.0=32", "align": "own:100"}},
     ),
@@ -113,7 +114,7 @@ TABLES = {
 }
 FULL = Table(
     settings={"rounds": 100, "model": "cnn3:32,64,128", "eval_every": 10},
-    rows={"alone": f"{ALONE},epochs=10", "fedbnn": f"{FEDBNN},epochs=10"},
+    rows=LONG_PAIR,
     **{**CIFAR, "partition": {**CIFAR["partition"], "align": "own:2000"}, "seconds": 17_000},
 )
 

@@ -40,6 +40,10 @@ class Examples:
     y: np.ndarray
     client: np.ndarray
 
+    def of(self, client: int) -> slice:
+        """Where the examples of a client stand."""
+        return slice(*np.searchsorted(self.client, [client, client + 1]).tolist())
+
 
 @dataclass(frozen=True, eq=False)
 class Answers:

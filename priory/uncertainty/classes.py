@@ -177,19 +177,11 @@ def _sets(
     held, labels = Read.of(checked).probs, checked.y
     inside = np.zeros_like(read.hit)
     for client in found.clients:
-        here, there = test.client == client, checked.client == client
+        here, there = test.of(client), checked.of(client)
         inside[here] = conformal.sets(read.probs[here], held[there], labels[there], level)
     covered = {"set_coverage": np.sum(inside & read.hit, axis=1) * 1.0, "set_size": inside.sum(axis=1) * 1.0}
     some = {name: values[found.test] for name, values in covered.items()}
     units = units_of(test.client[found.test])
     pooled = bootstrap(mean_figures(some, units.of, units.num), units.num, replicates)
-    made = Sets(
-        level=level,
-        calibration=found.rows,
-        coverage=pooled["set_coverage"],
-        size=pooled["set_size"],
-        assumption=conformal.ASSUMPTION,
-        without=found.without,
-        too_few=found.too_few(level),
-    )
+    made = Sets(coverage=pooled["set_coverage"], size=pooled["set_size"], **found.told(level))
     return made, by_client(some, test.client[found.test], len(answers.clients)), None

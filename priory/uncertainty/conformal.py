@@ -13,6 +13,7 @@ average over draws of both parts, and not for every class or every kind of input
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -87,6 +88,16 @@ class Calibrated:
     def too_few(self, level: float) -> int:
         """Clients whose validation rows are too few for the level."""
         return sum(threshold(np.zeros(count), level) == math.inf for count in self.counts)
+
+    def told(self, level: float) -> dict[str, Any]:
+        """What is said of the calibration beside coverage and size: the fields that `Sets` and `Intervals` share."""
+        return {
+            "level": level,
+            "calibration": self.rows,
+            "assumption": ASSUMPTION,
+            "without": self.without,
+            "too_few": self.too_few(level),
+        }
 
 
 def calibrated(answers: Answers, missing: str | None) -> Calibrated | str:

@@ -100,10 +100,10 @@ def foreign_of(
     present = np.unique(client)
     columns = {"auroc": np.zeros(len(client)), "fpr95": np.zeros(len(client)), "auroc_epistemic": np.zeros(len(client))}
     for one in present:
-        mask, (both, epistemic) = client == one, answers.foreign[one].astype(np.float64)
-        columns["auroc"][mask] = placement(own[0][mask], both)
-        columns["auroc_epistemic"][mask] = placement(own[1][mask], epistemic)
-        columns["fpr95"][mask] = accepted(own[0][mask], both, np.ones(mask.sum()))
+        here, (both, epistemic) = answers.test.of(one), answers.foreign[one].astype(np.float64)
+        columns["auroc"][here] = placement(own[0][here], both)
+        columns["auroc_epistemic"][here] = placement(own[1][here], epistemic)
+        columns["fpr95"][here] = accepted(own[0][here], both, np.ones(here.stop - here.start))
     means = mean_figures(columns, units.of, units.num)
 
     def figures(weights: np.ndarray) -> dict[str, float]:

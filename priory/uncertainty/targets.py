@@ -102,7 +102,7 @@ def _intervals(
     centre, spread = _mean_and_sd(checked)
     low, high = np.full((2, len(mean)), np.nan)
     for client in found.clients:
-        here, there = test.client == client, checked.client == client
+        here, there = test.of(client), checked.of(client)
         calibration = (checked.y[there], centre[there], spread[there])
         low[here], high[here] = conformal.intervals(mean[here], sd[here], calibration, level)
     covered = {"interval_coverage": ((low <= test.y) & (test.y <= high)) * 1.0, "interval_width": high - low}
@@ -111,15 +111,7 @@ def _intervals(
         units = units_of(test.client[mask])
         figures = mean_figures({name: covered[name][mask]}, units.of, units.num)
         pooled |= bootstrap(figures, units.num, replicates) if mask.any() else {name: Metric(np.nan, np.nan)}
-    made = Intervals(
-        level=level,
-        calibration=found.rows,
-        coverage=pooled["interval_coverage"],
-        width=pooled["interval_width"],
-        assumption=conformal.ASSUMPTION,
-        without=found.without,
-        too_few=found.too_few(level),
-    )
+    made = Intervals(coverage=pooled["interval_coverage"], width=pooled["interval_width"], **found.told(level))
     some = {name: values[found.test] for name, values in covered.items()}
     return made, by_client(some, test.client[found.test], len(answers.clients)), None
 
