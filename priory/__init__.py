@@ -2,7 +2,19 @@
 
 from priory import data
 from priory.core.errors import UsageError
-from priory.engine import Elbo, Listener, PersonalModel, Prediction, Run, Settings, load, resume, simulate
+from priory.engine import (
+    Elbo,
+    Listener,
+    PersonalModel,
+    Prediction,
+    Run,
+    Settings,
+    load,
+    load_model,
+    resume,
+    save_model,
+    simulate,
+)
 from priory.fed.local import Optimiser, Work
 from priory.methods.cfedbayes import CFedBayes
 from priory.methods.ditto import Ditto
@@ -49,6 +61,8 @@ __all__ = [
     "Work",
     "data",
     "load",
+    "load_model",
     "resume",
+    "save_model",
     "simulate",
 ]

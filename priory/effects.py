@@ -216,18 +216,24 @@ def names_of(tree: Any, num_axes: int = 1) -> tuple[str, ...]:
 
 
 def inference_data(found: Effects, **attributes: str) -> Any:
-    """The draws as `arviz.InferenceData`: a variable (chain, draw, client, ...) for each leaf of the random effects.
+    """The draws of the random effects as `arviz.InferenceData`, see `draws_data`."""
+    return draws_data(found.draws, found.clients, **attributes)
 
-    A slash in a parameter's path becomes a dot, for netCDF takes it for a folder; trailing axes of length 1 go.
+
+def draws_data(draws: Any, clients: Sequence[str], **attributes: str) -> Any:
+    """A tree of draws, its leaves (clients, chains, draws, ...), as `arviz.InferenceData`.
+
+    Each leaf is a variable (chain, draw, client, ...). A slash in a parameter's path becomes a dot, for netCDF takes it
+    for a folder; trailing axes of length 1 go.
     """
     variables, dims = {}, {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(found.draws):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(draws):
         name, shape = _name(path).replace("/", "."), _trimmed(leaf.shape[3:])
         variables[name] = np.moveaxis(leaf.reshape(*leaf.shape[:3], *shape), 0, 2)
         dims[name] = ["client", *(f"{name}_dim_{axis}" for axis in range(len(shape)))]
     return arviz().from_dict(
         posterior=variables,
-        coords={"client": list(found.clients)},
+        coords={"client": list(clients)},
         dims=dims,
         posterior_attrs={"inference_library": "priory", **attributes},
     )

@@ -232,8 +232,8 @@ def _predictions(outcome: Outcome, asked: Rows, console: Console) -> str:
     """The text of predictions.csv, after telling how sure the model is."""
     written = io.StringIO()
     writer, total = csv.writer(written, lineterminator="\n"), 0.0
-    classes = outcome.model.federation.classes
-    is_class = outcome.model.federation.num_classes is not None
+    classes = outcome.model.form.classes
+    is_class = outcome.model.form.num_classes is not None
     writer.writerow(["label", *(f"p_{name}" for name in classes)] if is_class else ["mean", "sd"])
     for start in range(0, len(asked.x), BATCH):
         here = slice(start, start + BATCH)

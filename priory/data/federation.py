@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from priory.core.errors import UsageError
-from priory.data import checks, labels
+from priory.data import checks
+from priory.data.form import Form
 
 if TYPE_CHECKING:
     from priory.data.tables import Encoder
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["PARTS", "Federation", "Origin", "Split", "checksum"]
 
 PARTS = ("train", "validation", "test")
+ROLES = ("target", "client", "group", "scale", "drop")  # of columns that are no inputs, as `load` names them
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +93,21 @@ class Federation:
         return len(self.y)
 
     @property
+    def form(self) -> Form:
+        """What the examples look like, without any of them."""
+        named = {role: self.spec[role] for role in ROLES if self.spec.get(role)}
+        return Form(
+            self.name,
+            self.input_shape,
+            self.shift,
+            self.factor,
+            self.num_classes,
+            self.classes,
+            self.encoder,
+            {role: (names,) if isinstance(names, str) else tuple(names) for role, names in named.items()},
+        )
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return self.x.shape[1:]
@@ -123,24 +140,11 @@ class Federation:
         Args:
             encoded: That an array holds columns as they stand in `x` of a table, and not raw ones.
         """
-        if self.encoder is not None and hasattr(x, "columns"):
-            return self.encoder.encode_frame(x)
-        if self.encoder is not None and not encoded:
-            columns = checks.listing([feature.name for feature in self.encoder.features])
-            raise UsageError(
-                f"An array does not say which column is which; give a data frame with {columns}, or encoded=True for "
-                "rows of the federation's x."
-            )
-        rows = checks.examples(x)
-        if rows.shape[1:] != self.input_shape:
-            raise UsageError(f"Examples of shape {rows.shape[1:]} do not fit; each has shape {self.input_shape}.")
-        return rows
+        return self.form.read_inputs(x, encoded)
 
     def read_labels(self, y: Any) -> np.ndarray:
         """New labels or targets in the form of the pool."""
-        if self.num_classes is None:
-            return labels.real_numbers(y, "y")
-        return labels.known_codes(y, self.classes, "y")
+        return self.form.read_labels(y)
 
     def describe(self) -> str:
         """One line: name, clients, examples, shape, classes, split sizes and public rows."""

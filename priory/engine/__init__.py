@@ -1,8 +1,22 @@
 """Compiled rounds and what runs them: `simulate`, `resume`, `load`."""
 
-from priory.engine.run import Elbo, PersonalModel, Prediction, Run
+from priory.engine.export import load_model, save_model
+from priory.engine.personal import PersonalModel, Prediction
+from priory.engine.run import Elbo, Run
 from priory.engine.session import Listener
 from priory.engine.settings import Settings
 from priory.engine.simulate import load, resume, simulate
 
-__all__ = ["Elbo", "Listener", "PersonalModel", "Prediction", "Run", "Settings", "load", "resume", "simulate"]
+__all__ = [
+    "Elbo",
+    "Listener",
+    "PersonalModel",
+    "Prediction",
+    "Run",
+    "Settings",
+    "load",
+    "load_model",
+    "resume",
+    "save_model",
+    "simulate",
+]

@@ -31,7 +31,7 @@ def write(
         "given": {name: repr(value) for name, value in given.items() if value is not None},
         "environment": {
             "python": platform.python_version(),
-            **{name: _version(name) for name in PACKAGES},
+            **{name: version_of(name) for name in PACKAGES},
             "backend": jax.default_backend(),
             "devices": plan.hands,
             "client_batch": plan.chunk,
@@ -128,7 +128,8 @@ def _without_none(table: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if value is not None}
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """The version of an installed package."""
     try:
         return version(name)
     except PackageNotFoundError:

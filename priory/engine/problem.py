@@ -23,8 +23,7 @@ def tasks_of(federation: Federation, chosen: Settings, model: Any = None) -> Tas
     public = None if federation.public is None else jnp.asarray(federation.inputs(federation.public))
 
     def task(network: Model) -> Task:
-        if isinstance(likelihood, Gaussian) and likelihood.scale == "learned":
-            network = WithScale(network)
+        network = with_likelihood(network, likelihood)
         _check_outputs(network, shape, outputs + isinstance(network, WithScale))
         if chosen.head is not None:
             _check_head(network, shape, chosen.head)
@@ -32,6 +31,12 @@ def tasks_of(federation: Federation, chosen: Settings, model: Any = None) -> Tas
         return Task(network, likelihood, shape, num, int(federation.train.count[:num].sum()), head, public)
 
     return tuple(map(task, _networks(shape, outputs, chosen, model)))
+
+
+def with_likelihood(network: Model, likelihood: Categorical | Gaussian) -> Model:
+    """The network with an output more where the likelihood learns its scale."""
+    learned = isinstance(likelihood, Gaussian) and likelihood.scale == "learned"
+    return WithScale(network) if learned else network
 
 
 def names_of(chosen: Settings, model: Any, tasks: Tasks) -> tuple[str, ...]:

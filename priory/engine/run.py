@@ -12,97 +12,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.scipy.special import ndtri
 
-from priory import metrics, uncertainty
+from priory import uncertainty
 from priory.core import rng
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.data import Federation
 from priory.effects import Effects, arviz, check_effects, inference_data
+from priory.engine.personal import PersonalModel, Prediction, Source, Verb, shard_of
 from priory.engine.settings import Settings
-from priory.evaluate import current_client, personal_posterior, tally
-from priory.fed.method import AdviceWarning, Evidence, Population, Predictive, Task, Unlabelled
-from priory.fed.shard import Pool, Shard, Shards
+from priory.evaluate import current_client, personal_posterior
+from priory.fed.method import AdviceWarning, Evidence, Population, Task, Unlabelled
+from priory.fed.shard import Shard, Shards
 from priory.metrics import RegressionScores, Scores
-from priory.models.likelihood import Categorical
 from priory.store import RunDirectory
 from priory.uncertainty import Uncertainty
 
 NEWCOMERS = ("newcomers", "newcomers_unlabelled", "newcomers_global")  # with labels, with inputs alone, with nothing
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a personal model says about a batch of inputs.
-
-    Attributes:
-        probabilities: Of each class, (batch, classes); None for a regression.
-        label: Number of the most probable class, (batch,); None for a regression.
-        mean: Of the target, (batch,); None for classes.
-        sd: Standard deviation of the target, (batch,); None for classes.
-        classes: Names of the classes, in the order of `probabilities`.
-        predictive: The mixture that these were computed from.
-    """
-
-    probabilities: np.ndarray | None
-    label: np.ndarray | None
-    mean: np.ndarray | None
-    sd: np.ndarray | None
-    classes: tuple[str, ...]
-    predictive: Predictive = field(repr=False)
-
-    @property
-    def name(self) -> np.ndarray:
-        """Name of the most probable class, (batch,)."""
-        if self.label is None:
-            raise UsageError("A regression has no classes; use `mean`, `sd` and `interval`.")
-        return np.array(self.classes)[self.label]
-
-    def interval(self, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """The central interval of a normal with this mean and standard deviation; exact for a single component."""
-        if self.mean is None or self.sd is None:
-            raise UsageError("An interval belongs to a regression; use `probabilities` for classes.")
-        reach = float(ndtri(0.5 + level / 2)) * self.sd
-        return self.mean - reach, self.mean + reach
-
-
-@dataclass(frozen=True)
-class PersonalModel:
-    """One client's posterior, ready to predict from raw inputs (as they were given to the federation)."""
-
-    method: Any
-    task: Task
-    posterior: Any
-    federation: Federation
-    key: Key
-
-    def predict(self, x: Any, scale: Any = None, encoded: bool = False) -> Prediction:
-        """The prediction for a batch of inputs: an array, (batch, ...), or a data frame where the data came as a table.
-
-        Args:
-            scale: Standard errors, where they come with the data.
-            encoded: That an array holds rows of the federation's own `x` of a table.
-        """
-        inputs = _shard_of(self.federation, x, None, None, encoded).padded().x
-        predictive = _predict(self.method, self.task, self.posterior, inputs, self.key)
-        if isinstance(self.task.likelihood, Categorical):
-            probabilities = np.exp(metrics.mixture_log_probs(predictive.outputs, predictive.log_weights))
-            classes = self.federation.classes
-            return Prediction(probabilities, probabilities.argmax(-1), None, None, classes, predictive)
-        if scale is not None:
-            scale = jnp.broadcast_to(jnp.asarray(scale, jnp.float32), predictive.outputs.shape[:-1])
-        mean, sd = self.task.likelihood.mean_and_scale(predictive.outputs, scale)  # type: ignore[attr-defined]
-        centre, spread = metrics.mixture_mean_and_sd(mean, sd, predictive.log_weights)
-        return Prediction(None, None, np.asarray(centre), np.asarray(spread), (), predictive)
-
-    def score(self, x: Any, y: Any, scale: Any = None, encoded: bool = False) -> Scores | RegressionScores:
-        """The scores on labelled examples that the model was not made from; arguments as for `predict`."""
-        data = _shard_of(self.federation, x, y, scale, encoded)
-        sums = _tally(self.method, self.task, self.posterior, data, self.key)
-        found = metrics.summarise(jax.tree.map(lambda leaf: leaf[None], sums))
-        assert found is not None  # no examples at all have been refused
-        return found
 
 
 @dataclass(frozen=True)
@@ -172,13 +98,15 @@ class Run:
         return f"<Run {done}, personal {name} {getattr(self.personal, name):.3f}>"
 
     def client(self, client: int | str) -> PersonalModel:
-        """The personal model of a client of the federation."""
+        """The personal model of a client of the federation, its sets calibrated on its validation rows."""
         index = self.federation.index(client)
         if index >= self.task.num_clients:
             raise UsageError(f"client={client} was held out as a newcomer; give its data to `onboard`.")
         joined, state = self.session.record_of(index)
         data = self.train.of(jnp.int32(index))
-        return self._personalised(data, index, jnp.asarray(joined), state, visits=0)
+        model = self._personalised(data, index, jnp.asarray(joined), state, visits=0)
+        held = uncertainty.validation_of(self.federation, self.session.test).of(jnp.int32(index))
+        return model.calibrated_on(held)
 
     def predict(self, client: int | str, x: Any, scale: Any = None, encoded: bool = False) -> Prediction:
         """What the personal model of a client says about raw inputs; arguments as for `PersonalModel.predict`."""
@@ -194,7 +122,7 @@ class Run:
             if y is not None:
                 raise UsageError("y was given without x, and labels belong to inputs; give both, or neither.")
             return self._of_population("data", "x and y")
-        data = _shard_of(self.federation, x, y, None if y is None else scale, encoded)
+        data = shard_of(self.federation.form, x, y, None if y is None else scale, encoded)
         if y is None:
             return self._inferred(data)
         place = len(self.federation.clients)
@@ -326,7 +254,7 @@ class Run:
         task = self.session.task_of(place)
         args = (self.method, task, down, data, self.root, jnp.int32(place), joined, state, key_post)
         posterior = _personalise(*args, visits=visits, settled=self.session.settled)
-        return PersonalModel(self.method, task, posterior, self.federation, key_predict)
+        return self._model(task, posterior, key_predict, "personalise", place)
 
     def _inferred(self, data: Shard) -> PersonalModel:
         down = self.method.broadcast(self.server)
@@ -334,7 +262,7 @@ class Run:
             return self._of_population("labels", "y as well")
         key_infer, key_predict = self._keys_of_newcomer()
         posterior = _infer(self.method, self.task, down, data, key_infer)
-        return PersonalModel(self.method, self.task, posterior, self.federation, key_predict)
+        return self._model(self.task, posterior, key_predict, "infer")
 
     def _of_population(self, lacking: str, remedy: str) -> PersonalModel:
         down = self.method.broadcast(self.server)
@@ -344,7 +272,14 @@ class Run:
             )
         key_choice, key_predict = self._keys_of_newcomer()
         posterior = self.method.population(self.task, down, None, key_choice)
-        return PersonalModel(self.method, self.task, posterior, self.federation, key_predict)
+        return self._model(self.task, posterior, key_predict, "population")
+
+    def _model(self, task: Task, posterior: Any, key: Key, verb: Verb, place: int | None = None) -> PersonalModel:
+        """The model of the client at a place, which is past the end for one that comes later."""
+        names = self.federation.clients
+        client = names[place] if place is not None and place < len(names) else None
+        source = Source(self.name, verb, self.session.model_text(place or 0), client, self.completed)
+        return PersonalModel(self.method, task, posterior, self.federation.form, key, source)
 
     def _keys_of_newcomer(self) -> tuple[Key, Key]:
         """A key for the posterior and one for predictions; a client that comes later takes the next free number."""
@@ -362,26 +297,9 @@ def _kept_uncertainty(path: Path) -> Uncertainty | None:
         return None  # of another version: it is computed anew
 
 
-def _shard_of(federation: Federation, x: Any, y: Any, scale: Any, encoded: bool) -> Shard:
-    """The shard of a client that has nothing but these raw examples."""
-    x = federation.read_inputs(x, encoded)
-    y = None if y is None else federation.read_labels(y)
-    if y is not None and len(y) != len(x):
-        raise UsageError(f"{len(y)} labels do not fit {len(x)} inputs; give one for each.")
-    labels = None if y is None else jnp.asarray(y)
-    errors = None if scale is None else jnp.asarray(scale, jnp.float32)
-    own = Pool(jnp.asarray(x), labels, errors, jnp.asarray(federation.shift), jnp.asarray(federation.factor))
-    return Shard(own, jnp.zeros(1, jnp.int32), jnp.full(1, len(x), jnp.int32), len(x))
-
-
 @jax.jit
 def _infer(method: Any, task: Task, down: Any, data: Shard, key: Key) -> Any:
     return method.infer(task, down, data, key)
-
-
-@jax.jit
-def _tally(method: Any, task: Task, posterior: Any, data: Shard, key: Key) -> Any:
-    return tally(method, task, posterior, data, key)
 
 
 @partial(jax.jit, static_argnames="visits")
@@ -401,8 +319,3 @@ def _personalise(
 ) -> Any:
     client = current_client(method, task, down, root, place, joined, state)
     return personal_posterior(method, settled, task, down, client, data, key, visits)
-
-
-@jax.jit
-def _predict(method: Any, task: Task, posterior: Any, x: Array, key: Key) -> Predictive:
-    return method.predict(task, posterior, x, key)

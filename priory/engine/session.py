@@ -38,6 +38,7 @@ from priory.fed import schedule
 from priory.fed.method import Advice, AdviceWarning, Channel, Task
 from priory.fed.shard import Shards
 from priory.metrics import RegressionScores, RegressionTally, Scores, Tally
+from priory.models.model import several
 from priory.store import Checkpoint, RunDirectory
 from priory.uncertainty import Answers, ForeignInputs, collect, validation_of
 
@@ -338,6 +339,13 @@ class Session:
     def task_of(self, client: int) -> Task:
         """The problem of a client."""
         return self.tasks[client % len(self.tasks)]
+
+    def model_text(self, client: int) -> str | None:
+        """What names the network of a client; None where it was given as an object."""
+        if "model" in self.manifest["given"]:
+            return None
+        run = self.manifest["run"]
+        return several(run["models"])[client % len(self.tasks)] if "models" in run else str(run["model"])
 
     @property
     def settled(self) -> Any:

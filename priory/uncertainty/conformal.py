@@ -19,7 +19,17 @@ import numpy as np
 
 from priory.uncertainty.answers import Answers
 
-__all__ = ["ASSUMPTION", "Calibrated", "calibrated", "intervals", "sets", "threshold"]
+__all__ = [
+    "ASSUMPTION",
+    "Calibrated",
+    "calibrated",
+    "class_scores",
+    "intervals",
+    "sets",
+    "sets_within",
+    "target_scores",
+    "threshold",
+]
 
 ASSUMPTION = (
     "Validation and test rows of a client are exchangeable, and the validation rows had no part in training or in "
@@ -44,7 +54,16 @@ def sets(probs: np.ndarray, calibration: np.ndarray, labels: np.ndarray, level: 
         calibration: Likewise, of the validation rows.
         labels: Of the validation rows.
     """
-    limit = threshold(1 - calibration[np.arange(len(labels)), labels], level)
+    return sets_within(probs, threshold(class_scores(calibration, labels), level))
+
+
+def class_scores(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """1 − p_y of each row."""
+    return 1 - probs[np.arange(len(labels)), labels]
+
+
+def sets_within(probs: np.ndarray, limit: float) -> np.ndarray:
+    """Which classes (rows, classes) have 1 − p at most the limit, or are the most probable of their row."""
     # A model that says NaN says nothing, so no class is left out.
     found = ~(1 - probs > limit)
     found[np.arange(len(probs)), probs.argmax(axis=1)] = True
@@ -59,9 +78,13 @@ def intervals(
     Args:
         calibration: Targets, means and sds of the validation rows.
     """
-    y, centre, spread = calibration
-    limit = threshold(np.abs(y - centre) / spread, level)
+    limit = threshold(target_scores(*calibration), level)
     return mean - limit * sd, mean + limit * sd
+
+
+def target_scores(y: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> np.ndarray:
+    """|y − mean| / sd of each row."""
+    return np.abs(y - mean) / sd
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,99 @@
+"""What the examples of a federation look like: all that reading a new one takes, without any of the old ones."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from priory.core.errors import UsageError
+from priory.data import checks, labels
+
+if TYPE_CHECKING:
+    from priory.data.tables import Encoder
+
+__all__ = ["Form", "check_columns"]
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """The form of inputs and labels.
+
+    Attributes:
+        name: Of the data.
+        input_shape: Of one example.
+        shift: float32, one number or one per channel; a model sees (x - shift) * factor.
+        factor: As `shift`.
+        num_classes: None for regression.
+        classes: Class names, in label order.
+        encoder: How the columns of a table become inputs; None for arrays and images.
+        roles: Columns of the table that are no inputs, by what they are: target, client, group, scale, drop.
+    """
+
+    name: str
+    input_shape: tuple[int, ...]
+    shift: np.ndarray
+    factor: np.ndarray
+    num_classes: int | None
+    classes: tuple[str, ...]
+    encoder: "Encoder | None"
+    roles: dict[str, tuple[str, ...]]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The raw columns that are inputs; none for arrays and images."""
+        return () if self.encoder is None else tuple(feature.name for feature in self.encoder.features)
+
+    def role(self, name: str) -> str | None:
+        """The column of that role, where the data named one."""
+        return next(iter(self.roles.get(name, ())), None)
+
+    def read_inputs(self, x: Any, encoded: bool = False) -> np.ndarray:
+        """New examples in the form of the pool; a data frame goes through the encoder that was fitted on training rows.
+
+        Args:
+            encoded: That an array holds columns as they stand in a federation's `x` of a table, and not raw ones.
+        """
+        if self.encoder is not None and hasattr(x, "columns"):
+            check_columns(self, x.columns)
+            return self.encoder.encode_frame(x)
+        if self.encoder is not None and not encoded:
+            raise UsageError(
+                f"An array does not say which column is which; give a data frame with {checks.listing(self.columns)}, "
+                "or encoded=True for rows of the federation's x."
+            )
+        rows = checks.examples(x)
+        if rows.shape[1:] != self.input_shape:
+            raise UsageError(f"Examples of shape {rows.shape[1:]} do not fit; each has shape {self.input_shape}.")
+        return rows
+
+    def read_labels(self, y: Any) -> np.ndarray:
+        """New labels or targets in the form of the pool."""
+        if self.num_classes is None:
+            return labels.real_numbers(y, "y")
+        return labels.known_codes(y, self.classes, "y")
+
+    def extra(self, columns: Iterable[Any]) -> list[str]:
+        """Those of the columns that are neither inputs nor have a role in the data."""
+        known = {*self.columns, *(name for names in self.roles.values() for name in names)}
+        return [str(name) for name in columns if str(name) not in known]
+
+
+def check_columns(form: Form, columns: Iterable[Any]) -> None:
+    """Raise when inputs are missing among the columns of a table, naming these and what stands there instead."""
+    given = [str(name) for name in columns]
+    missing = [name for name in form.columns if name not in given]
+    if not missing:
+        return
+    extra = form.extra(given)
+    besides = f", and {_named(extra, 'no column')} of the training data" if extra else ""
+    raise UsageError(
+        f"{_named(missing, 'absent')}{besides}; name the columns as the training data did: "
+        f"{checks.listing(form.columns)}."
+    )
+
+
+def _named(names: list[str], what: str) -> str:
+    """The sentence that columns are something."""
+    one = len(names) == 1
+    return f"column{'' if one else 's'} {checks.listing(map(repr, names))} {'is' if one else 'are'} {what}"

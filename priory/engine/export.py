@@ -1,0 +1,292 @@
+"""A personal model as files: `weights.safetensors`, `model.json` and, where asked for, `draws.nc`.
+
+The weights are the leaves of the posterior by their paths; no structure is written and nothing is pickled. A reader
+gets the structure from `jax.eval_shape` of the method's own verbs, so a file that does not fit it is refused. Nobody's
+examples are in the files but the alignment set, which all clients know; held-out rows leave their conformal scores.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from priory import methods
+from priory.core.errors import UsageError
+from priory.core.rng import Key
+from priory.core.trees import path_of
+from priory.data.form import Form
+from priory.data.tables import Encoder, Feature
+from priory.engine import manifest
+from priory.engine.personal import PersonalModel, Source, Verb, check_draws
+from priory.engine.problem import with_likelihood
+from priory.fed.method import Task
+from priory.fed.shard import Pool, Shard
+from priory.models.likelihood import Categorical, Gaussian
+from priory.models.model import Head, as_model, parse
+from priory.store import sync_directory
+
+FORMAT = 1
+DESCRIPTION, WEIGHTS, DRAWS = "model.json", "weights.safetensors", "draws.nc"
+POSTERIOR, PUBLIC, CALIBRATION = "posterior", "public", "calibration"  # what the names of tensors begin with
+
+
+def save_model(model: PersonalModel, path: Path | str, draws: int = 0) -> Path:
+    """The new directory that the model was written to; it appears whole or not at all.
+
+    Args:
+        draws: How many draws of the posterior go to `draws.nc`, as ArviZ reads them; 0 for none.
+    """
+    path = Path(path)
+    if path.exists():
+        raise UsageError(f"{path} exists already and is never overwritten; choose another directory.")
+    if draws:
+        check_draws(model, draws)
+    from safetensors.numpy import save
+
+    raw = save(_tensors(model))
+    text = json.dumps(_describe(model, raw), indent=2) + "\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        (temporary / WEIGHTS).write_bytes(raw)
+        (temporary / DESCRIPTION).write_text(text)
+        if draws:
+            model.inference_data(draws).to_netcdf(str(temporary / DRAWS))
+        for file in temporary.iterdir():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+        temporary.rename(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}); choose a directory that can.") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return path
+
+
+def load_model(path: Path | str, *, method: Any = None, model: Any = None) -> PersonalModel:
+    """The personal model in a directory that `save_model` or `priory export` wrote; it predicts with the same bits.
+
+    Args:
+        method: As it was given to `simulate`, if it is not registered.
+        model: The network as it was given to `simulate`, if it was an object.
+    """
+    path = Path(path)
+    table, raw = _read_description(path), _read(path / WEIGHTS)
+    try:
+        if hashlib.sha256(raw).hexdigest() != table["weights"]["sha256"]:
+            raise UsageError(
+                f"{path / WEIGHTS} does not match its checksum, so it was damaged; export the model again."
+            )
+        return _assembled(path, table, raw, method, model)
+    except UsageError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise UsageError(
+            f"{path / DESCRIPTION} does not describe a personal model ({type(error).__name__}: {error}); "
+            "export the model again."
+        ) from None
+
+
+def is_model(path: Path | str) -> bool:
+    """Whether a directory holds an exported model."""
+    return (Path(path) / DESCRIPTION).is_file()
+
+
+def _tensors(model: PersonalModel) -> dict[str, np.ndarray]:
+    """All arrays by name."""
+    tensors = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(model.posterior)}
+    if model.task.public is not None:
+        tensors[PUBLIC] = model.task.public
+    if model.calibration is not None:
+        tensors[CALIBRATION] = model.calibration
+    return {name: np.asarray(leaf, order="C") for name, leaf in tensors.items()}
+
+
+def _describe(model: PersonalModel, raw: bytes) -> dict[str, Any]:
+    """Everything but the arrays."""
+    task, form, source = model.task, model.form, model.source
+    assert isinstance(task.is_head, Head)
+    own = not methods.is_registered(model.method)
+    return {
+        "format": FORMAT,
+        "priory": manifest.version_of("priory"),
+        "client": source.client,
+        "rounds": source.rounds,
+        "method": {"name": source.method} if own else {"name": source.method, **manifest.to_table(model.method)},
+        "given": {name: True for name, is_so in (("method", own), ("model", source.model is None)) if is_so},
+        "posterior": source.verb,
+        "task": {
+            "model": source.model,
+            "likelihood": _likelihood_table(task.likelihood),
+            "input_shape": list(task.input_shape),
+            "num_clients": task.num_clients,
+            "num_examples": task.num_examples,
+            "head": task.is_head.pattern,
+        },
+        "data": {
+            "name": form.name,
+            "num_classes": form.num_classes,
+            "classes": list(form.classes),
+            "shift": np.asarray(form.shift).tolist(),
+            "factor": np.asarray(form.factor).tolist(),
+            "columns": None if form.encoder is None else _columns_table(form.encoder),
+            "roles": {role: list(names) for role, names in form.roles.items()},
+        },
+        "calibration_rows": 0 if model.calibration is None else len(model.calibration),
+        "key": {
+            "kind": str(jax.random.key_impl(model.key)),
+            "numbers": np.asarray(jax.random.key_data(model.key)).tolist(),
+        },
+        "weights": {"file": WEIGHTS, "sha256": hashlib.sha256(raw).hexdigest()},
+    }
+
+
+def _assembled(path: Path, table: dict[str, Any], raw: bytes, method: Any, model: Any) -> PersonalModel:
+    """The model from its description and its arrays."""
+    from safetensors.numpy import load
+
+    for name, value in (("method", method), ("model", model)):
+        if name in table["given"] and value is None:
+            raise UsageError(f"The model in {path} was made with a {name} that a file cannot hold; pass {name}= again.")
+    tensors = load(raw)
+    hyper = dict(table["method"])
+    name = str(hyper.pop("name"))
+    if method is None:
+        method = manifest.from_table(methods.get(name), hyper)
+    form = _form(table["data"], tuple(table["task"]["input_shape"]))
+    task = _task(table["task"], model, tensors.get(PUBLIC))
+    shape = _posterior_shape(method, task, form, table["posterior"])
+    source = Source(name, table["posterior"], table["task"]["model"], table["client"], int(table["rounds"]))
+    key = jax.random.wrap_key_data(jnp.array(table["key"]["numbers"], jnp.uint32), impl=table["key"]["kind"])
+    calibration = tensors.get(CALIBRATION)
+    return PersonalModel(method, task, _posterior(path, tensors, shape), form, key, source, calibration)
+
+
+def _task(table: dict[str, Any], model: Any, public: np.ndarray | None) -> Task:
+    shape, likelihood = tuple(table["input_shape"]), _likelihood(table["likelihood"])
+    if model is None:
+        model = parse(table["model"], input_shape=shape, num_outputs=likelihood.num_outputs)
+    return Task(
+        with_likelihood(as_model(model), likelihood),
+        likelihood,
+        shape,
+        int(table["num_clients"]),
+        int(table["num_examples"]),
+        Head(table["head"]),
+        None if public is None else jnp.asarray(public),
+    )
+
+
+def _posterior_shape(method: Any, task: Task, form: Form, verb: Verb) -> Any:
+    """The structure of what the verb returns; nothing is computed."""
+
+    def made(key: Key) -> Any:
+        key_init, key_client, key_post = jax.random.split(key, 3)
+        down = method.broadcast(method.init(task, key_init))
+        if verb == "population":
+            return method.population(task, down, None, key_post)
+        y = jnp.zeros(1, jnp.float32 if form.num_classes is None else jnp.int32)
+        shift, factor = jnp.asarray(form.shift), jnp.asarray(form.factor)
+        pool = Pool(jnp.zeros((1, *task.input_shape)), y, jnp.ones(1), shift, factor)
+        data = Shard(pool, jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32), 1)
+        if verb == "infer":
+            return method.infer(task, down, data, key_post)
+        return method.personalise(task, down, method.enrol(task, down, key_client), data, key_post)
+
+    return jax.eval_shape(made, jax.random.key(0))
+
+
+def _posterior(path: Path, tensors: dict[str, np.ndarray], shape: Any) -> Any:
+    """The tree of that structure whose leaves are the tensors; raises where they do not fit it."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(shape)
+    wanted = {_name(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
+    found = {name: leaf for name, leaf in tensors.items() if name not in (PUBLIC, CALIBRATION)}
+    fits = wanted.keys() == found.keys() and all(
+        (found[name].shape, found[name].dtype) == like for name, like in wanted.items()
+    )
+    if not fits:
+        raise UsageError(
+            f"The tensors in {path / WEIGHTS} do not fit the posterior that {path / DESCRIPTION} describes, so another "
+            "version wrote them; export the model again."
+        )
+    return jax.tree.unflatten(treedef, [jnp.asarray(found[_name(path)]) for path, _ in leaves])
+
+
+def _likelihood_table(likelihood: Any) -> dict[str, Any]:
+    if isinstance(likelihood, Categorical):
+        return {"kind": "categorical", "num_classes": likelihood.num_classes}
+    return {"kind": "gaussian", "scale": likelihood.scale}
+
+
+def _likelihood(table: dict[str, Any]) -> Categorical | Gaussian:
+    return Categorical(int(table["num_classes"])) if table["kind"] == "categorical" else Gaussian(table["scale"])
+
+
+def _columns_table(encoder: Encoder) -> list[dict[str, Any]]:
+    statistics = zip(encoder.features, encoder.mean.tolist(), encoder.deviation.tolist(), strict=True)
+    return [
+        {
+            "name": feature.name,
+            "categories": None if feature.categories is None else list(feature.categories),
+            "missing": feature.missing,
+            "mean": mean,
+            "deviation": deviation,
+        }
+        for feature, mean, deviation in statistics
+    ]
+
+
+def _form(table: dict[str, Any], input_shape: tuple[int, ...]) -> Form:
+    columns, encoder = table["columns"], None
+    if columns is not None:
+        features = [
+            Feature(one["name"], None if one["categories"] is None else tuple(one["categories"]), bool(one["missing"]))
+            for one in columns
+        ]
+        mean, deviation = (np.array([one[name] for one in columns], np.float64) for name in ("mean", "deviation"))
+        encoder = Encoder(tuple(features), mean, deviation)
+    return Form(
+        table["name"],
+        input_shape,
+        np.array(table["shift"], np.float32),
+        np.array(table["factor"], np.float32),
+        table["num_classes"],
+        tuple(table["classes"]),
+        encoder,
+        {role: tuple(names) for role, names in table["roles"].items()},
+    )
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    table: Any = None
+    with suppress(ValueError):
+        table = json.loads(_read(path / DESCRIPTION))
+    if not isinstance(table, dict) or "format" not in table:
+        raise UsageError(f"{path / DESCRIPTION} is no description of a personal model; export the model again.")
+    if table["format"] != FORMAT:
+        raise UsageError(
+            f"{path / DESCRIPTION} has format {table['format']} where this version reads {FORMAT}; export the model "
+            "again, or use the version that wrote it."
+        )
+    return table
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be read ({error.strerror}); name a directory that `priory export` wrote."
+        ) from None
+
+
+def _name(path: Any) -> str:
+    return "/".join(part for part in (POSTERIOR, path_of(path)) if part)
