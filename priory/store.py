@@ -124,8 +124,9 @@ class Checkpoint:
     def __init__(self, directory: Path, server: PyTree, record: PyTree, num_clients: int) -> None:
         commit = _read_commit(directory / "commit.json")
         for name in (f"{store}/{file}" for store in ("server", "clients") for file in (RECORDS, GENERATIONS)):
-            if commit and not (directory / name).exists():
-                raise UsageError(f"{directory / name} is missing, so the checkpoint is lost; start the run again.")
+            file = directory / name
+            if commit and not (file.exists() and file.stat().st_size):  # an empty one would be filled with zeros
+                raise UsageError(f"{file} is missing or empty, so the checkpoint is lost; start the run again.")
         self._path = directory / "commit.json"
         self.server = RecordStore(directory / "server", server, 1)
         self.clients = RecordStore(directory / "clients", record, num_clients)
@@ -286,12 +287,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not valid TOML ({error}); correct it or name another manifest.") from None
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file so that a reader sees the old text or the new one, never a part."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file so that a reader sees the old content or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w") as handle:
-            handle.write(text)
+        with temporary.open("wb") as handle:
+            handle.write(content.encode() if isinstance(content, str) else content)
             handle.flush()
             os.fsync(handle.fileno())
         temporary.replace(path)

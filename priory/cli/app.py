@@ -94,6 +94,24 @@ def _onboard(argv: Sequence[str]) -> int:
     return onboard.onboard(argv)
 
 
+def _predict(argv: Sequence[str]) -> int:
+    from priory.cli import predict
+
+    return predict.predict(argv)
+
+
+def _export(argv: Sequence[str]) -> int:
+    from priory.cli import export
+
+    return export.export(argv)
+
+
+def _clients(argv: Sequence[str]) -> int:
+    from priory.cli import clients
+
+    return clients.clients(argv)
+
+
 def _audit(argv: Sequence[str]) -> int:
     from priory.cli import audit
 
@@ -120,6 +138,9 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "elbo": ("bound the evidence of a run from below, where its method can", _elbo),
     "effects": ("print the random effects of a run's clients, where its method has any", _effects),
     "onboard": ("give a client that comes later a model: from its labels, its inputs alone, or nothing", _onboard),
+    "predict": ("predict the rows of a file with a client's model, with its doubts", _predict),
+    "export": ("write a client's model and draws of its posterior to files", _export),
+    "clients": ("list the clients of a run", _clients),
     "audit": ("test a run's claim of differential privacy with canary clients", _audit),
     "methods": ("list the methods: paper, what stays on the client, what travels", _methods),
     "datasets": ("list the data sets", _datasets),

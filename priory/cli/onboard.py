@@ -13,12 +13,13 @@ from rich.console import Console
 
 from priory import report
 from priory.cli import flags
+from priory.cli.models import MODEL
+from priory.cli.rows import Rows, read_rows
 from priory.cli.run import free_path, opened, run_groups
 from priory.core.errors import UsageError
-from priory.data import Federation, arrays, checks, splits, tables
-from priory.engine import PersonalModel, Run, load
+from priory.data import checks, splits
+from priory.engine import PersonalModel, Run, load, save_model
 from priory.fed.method import Population, Unlabelled
-from priory.models.likelihood import Gaussian
 from priory.store import RunDirectory, write_atomically
 
 TEXT = (
@@ -68,21 +69,6 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Examples from a file: inputs in the form of the federation's pool, labels as the file has them."""
-
-    x: np.ndarray
-    y: np.ndarray | None
-    scale: np.ndarray | None
-
-    def where(self, mask: np.ndarray) -> "Rows":
-        """The rows under the mask."""
-        x, y, scale = (None if array is None else array[mask] for array in (self.x, self.y, self.scale))
-        assert x is not None
-        return Rows(x, y, scale)
-
-
-@dataclass(frozen=True)
 class Outcome:
     """A client's model, and what was found on the way to it."""
 
@@ -103,8 +89,12 @@ def onboard(argv: Sequence[str]) -> int:
             f"{path} is not finished, and a client joins a finished run; end it with `priory resume {path}`."
         )
     run, console = load(path), report.console()
-    data = None if chosen.data is None else read_rows(run, chosen.data, chosen.target, labels=True)
-    asked = None if chosen.predict is None else read_rows(run, chosen.predict, None, labels=False)
+    data = (
+        None
+        if chosen.data is None
+        else read_rows(run.federation.form, run.task.likelihood, chosen.data, chosen.target, labels=True)
+    )
+    asked = None if chosen.predict is None else read_rows(run.federation.form, run.task.likelihood, chosen.predict)
     if asked is None and data is not None and data.y is None:
         asked = data
     outcome = _joined(run, data, chosen, asked is not None, console)
@@ -112,68 +102,10 @@ def onboard(argv: Sequence[str]) -> int:
     if asked is not None:
         files["predictions.csv"] = _predictions(outcome, asked, console)
     place = _write(path / "onboarded" / (chosen.name or Path(chosen.data or chosen.predict or "").stem), files)
+    save_model(outcome.model.named(place.name), place / MODEL)
+    console.print(f"it predicts with: priory predict {path} --client {place.name}", markup=False, soft_wrap=True)
     console.print(f"{' and '.join(sorted(files))} in {place}", markup=False, soft_wrap=True)
     return 0
-
-
-def read_rows(run: Run, file: str, target: str | None, labels: bool) -> Rows:
-    """The examples in a .npz or .csv file, checked against the federation of the run; with labels if these are read."""
-    ending, federation = Path(file).suffix, run.federation
-    if ending not in (".npz", ".csv"):
-        raise UsageError(f"{file} is neither a .npz nor a .csv file; convert it to one of those.")
-    if not Path(file).is_file():
-        raise UsageError(f"{file} is no file; give the path of a .npz or .csv file.")
-    is_table = federation.encoder is not None
-    if is_table != (ending == ".csv"):
-        wanted = (
-            f"a .csv file with the columns {_columns(federation)}" if is_table else "a .npz file with x, and y if known"
-        )
-        raise UsageError(f"{file} does not have the form of the run's data; give {wanted}.")
-    raw_x, y, scale = _read_csv(federation, file, target) if is_table else _read_npz(file)
-    y = y if labels else None
-    try:
-        if not len(raw_x):
-            raise UsageError("no rows, and a client has at least one; give some, or leave --data out.")
-        for what, values in (("y", y), ("scale", scale)):
-            if values is not None and np.shape(values)[:1] != (len(raw_x),):
-                raise UsageError(
-                    f"{what} has shape {np.shape(values)} and x {len(raw_x)} rows; give one value for each."
-                )
-        x = federation.read_inputs(raw_x)
-        if y is not None:
-            federation.read_labels(y)
-        if scale is None and run.task.likelihood == Gaussian("column"):
-            raise UsageError(
-                f"no {_scale_name(federation)!r}, and the run knows every target's standard error; add it."
-            )
-        return Rows(x, y, None if scale is None else tables.standard_errors(scale, "scale"))
-    except UsageError as error:
-        raise UsageError(f"{file}: {error}") from None
-
-
-def _read_npz(file: str) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    found = arrays.read_npz(file, needed=("x",))
-    return np.atleast_1d(found["x"]), found.get("y"), found.get("scale")
-
-
-def _read_csv(
-    federation: Federation, file: str, target: str | None
-) -> tuple[Any, np.ndarray | None, np.ndarray | None]:
-    frame = tables.read_csv(file)
-    if target is not None and target not in frame.columns:
-        raise checks.unknown("column", target, frame.columns)
-    target, scale = target or federation.spec.get("target"), _scale_name(federation)
-    found = [frame[name].to_numpy() if name in frame.columns else None for name in (target, scale)]
-    return frame, found[0], found[1]
-
-
-def _scale_name(federation: Federation) -> str:
-    return str(federation.spec.get("scale", "scale"))
-
-
-def _columns(federation: Federation) -> str:
-    assert federation.encoder is not None
-    return checks.listing([feature.name for feature in federation.encoder.features])
 
 
 def _joined(run: Run, data: Rows | None, chosen: Options, has_task: bool, console: Console) -> Outcome:
@@ -224,6 +156,7 @@ def _labelled(run: Run, data: Rows, chosen: Options, has_task: bool, console: Co
     console.print(report.ways_table(scores))
     console.print()
     plain = {KEYS[way]: {k: v for k, v in found.items() if k != "clients"} for way, found in scores.items()}
+    model = model.calibrated(held.x, held.y, held.scale, encoded=True)
     told = {"rows": len(own.x), "held_out": len(held.x), "test": chosen.test, "seed": chosen.seed, "scores": plain}
     return Outcome(model, LABELS, told)
 

@@ -6,6 +6,7 @@ table. The means and deviations come from the training rows of the participants,
 test rows or newcomers: in a real federation the clients would share them as sums.
 """
 
+import importlib.util
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,6 +109,24 @@ def read_csv(path: str, used: Sequence[str | None] = ()) -> "pd.DataFrame":
         raise UsageError(f"{path} cannot be read as CSV ({reason}); save it as comma-separated UTF-8 text.") from None
     _check_header(path, [str(name) for name in header.iloc[0]], used)
     return frame
+
+
+def read_parquet(path: str) -> "pd.DataFrame":
+    """The table in a parquet file; needs the extra `priory[parquet]`."""
+    check_parquet()
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(f"{path} cannot be read as parquet ({reason}); write it again, or as .csv.") from None
+
+
+def check_parquet() -> None:
+    """Raise unless the library that reads and writes parquet is installed."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise UsageError("pyarrow is not installed; install `priory[parquet]` for parquet files, or use .csv.")
 
 
 def from_frame(

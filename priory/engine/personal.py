@@ -101,9 +101,35 @@ class Prediction:
         """Which rows the model should not decide: those whose top probability is below `least`, (batch,)."""
         if self.probabilities is None:
             raise UsageError("abstain belongs to classes; for a regression look at the width of `interval`.")
-        if not 0 < least <= 1:
-            raise UsageError(f"abstain={least:g} is no probability; give a number above 0 and at most 1, such as 0.9.")
+        check_abstain(least)
         return ~(self.probabilities.max(axis=-1) >= least)  # NaN decides nothing
+
+    def columns(self, level: float = 0.9, abstain: float | None = None) -> dict[str, np.ndarray]:
+        """All of it by name, a value or a list for each row, as `priory predict` writes it.
+
+        Classes have `label`, a `p_CLASS` each, `entropy`, `epistemic_share` and `set`; a regression has `mean`, `sd`,
+        `epistemic_share`, `low`, `high`, `conformal_low` and `conformal_high`. What needs held-out rows to calibrate on
+        is left out where there are none.
+
+        Args:
+            level: Of sets and intervals.
+            abstain: Adds `abstain`, see there.
+        """
+        found: dict[str, Any] = {}
+        if self.probabilities is None:
+            low, high = self.interval(level)
+            found |= {"mean": self.mean, "sd": self.sd, "epistemic_share": self.epistemic_share}
+            found |= {"low": low, "high": high}
+            if self.calibration is not None:
+                found["conformal_low"], found["conformal_high"] = self.conformal_interval(level)
+        else:
+            chances = {f"p_{name}": self.probabilities[:, place] for place, name in enumerate(self.classes)}
+            found |= {"label": self.name, **chances, "entropy": self.entropy, "epistemic_share": self.epistemic_share}
+            if self.calibration is not None:
+                names = np.array(self.classes)
+                found["set"] = np.empty(len(self.name), object)
+                found["set"][:] = [names[row].tolist() for row in self.sets(level)]
+        return found if abstain is None else found | {"abstain": self.abstain(abstain)}
 
     def _limit(self, level: float) -> float:
         check_level(level)
@@ -116,6 +142,18 @@ NO_CALIBRATION = (
     "There are no prediction sets, since this client has no held-out rows to calibrate on; partition the data with "
     "validation=0.2 and run again, or give rows to `calibrated`."
 )
+
+
+ASSUMPTION = (
+    "the held-out rows and the rows that are predicted are exchangeable, and the held-out rows had no part in training "
+    "or in choosing settings."
+)
+
+
+def check_abstain(least: float) -> None:
+    """Raise unless it is a probability that a class can have."""
+    if not 0 < least <= 1:
+        raise UsageError(f"abstain={least:g} is no probability; give a number above 0 and at most 1, such as 0.9.")
 
 
 def check_level(level: float) -> None:
@@ -195,6 +233,10 @@ class PersonalModel:
         assert found.mean is not None
         assert found.sd is not None
         return replace(self, calibration=conformal.target_scores(y, found.mean[:count], found.sd[:count]))
+
+    def named(self, client: str) -> "PersonalModel":
+        """The same model under the name of the client that it is for."""
+        return replace(self, source=replace(self.source, client=client))
 
     def inference_data(self, draws: int = 500, seed: int = 0) -> Any:
         """Draws of the posterior as `arviz.InferenceData`; needs the extra `priory[arviz]`.

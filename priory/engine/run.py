@@ -99,14 +99,19 @@ class Run:
 
     def client(self, client: int | str) -> PersonalModel:
         """The personal model of a client of the federation, its sets calibrated on its validation rows."""
-        index = self.federation.index(client)
-        if index >= self.task.num_clients:
-            raise UsageError(f"client={client} was held out as a newcomer; give its data to `onboard`.")
+        index = self.check_client(client)
         joined, state = self.session.record_of(index)
         data = self.train.of(jnp.int32(index))
         model = self._personalised(data, index, jnp.asarray(joined), state, visits=0)
         held = uncertainty.validation_of(self.federation, self.session.test).of(jnp.int32(index))
         return model.calibrated_on(held)
+
+    def check_client(self, client: int | str) -> int:
+        """The position of a client that took part; raises for any other."""
+        index = self.federation.index(client)
+        if index >= self.task.num_clients:
+            raise UsageError(f"client={client} was held out as a newcomer; give its data to `onboard`.")
+        return index
 
     def predict(self, client: int | str, x: Any, scale: Any = None, encoded: bool = False) -> Prediction:
         """What the personal model of a client says about raw inputs; arguments as for `PersonalModel.predict`."""

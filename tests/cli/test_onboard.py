@@ -96,7 +96,7 @@ def test_labels_are_scored_beside_every_way_that_needs_less(made, capsys):
     assert (found["rows"], found["held_out"], found["test"], found["seed"]) == (40, 10, 0.2, 0)
     for line, way in zip(table, ("global", "unlabelled", "labelled"), strict=True):
         assert f" {found['scores'][way]['nll']:.3f} " in line
-    assert os.listdir("shifted/onboarded/clinic") == ["scores.json"]
+    assert sorted(os.listdir("shifted/onboarded/clinic")) == ["model", "scores.json"]
 
 
 def test_the_scores_are_those_of_models_that_never_saw_the_held_out_rows(made):
@@ -126,7 +126,7 @@ def test_the_seed_chooses_the_rows_held_out(made):
 def test_with_no_row_held_out_the_model_from_all_labels_predicts(made, capsys):
     out = told(["onboard", made("fedavg"), "--data", "clinic.npz", "--test", "0", "--predict", "ward.npz"], capsys)
     assert "20 rows predicted by the personal model" in out
-    assert os.listdir("fedavg/onboarded/clinic") == ["predictions.csv"]
+    assert sorted(os.listdir("fedavg/onboarded/clinic")) == ["model", "predictions.csv"]
     run, (x, y) = priory.load("fedavg"), np.load("clinic.npz").values()
     expected = run.onboard(x, y).predict(np.load("ward.npz")["x"])
     found = rows_of("fedavg/onboarded/clinic/predictions.csv")
@@ -263,7 +263,7 @@ def test_a_method_without_a_global_model_onboards_with_labels(made, capsys):
     ("arrays", "more", "named"),
     [
         (None, ["--data", "absent.npz"], "absent.npz is no file"),
-        (None, ["--data", "clinic.txt"], "clinic.txt is neither a .npz nor a .csv file"),
+        (None, ["--data", "clinic.txt"], "clinic.txt is neither a .npz nor a .csv or .parquet file"),
         (None, ["--data", "clinic.csv"], "clinic.csv is no file"),
         (None, [], "give --predict FILE, or --data FILE"),
         (None, ["--data", "clinic.npz", "--test", "1"], "test=1.0 lies outside [0, 1)"),

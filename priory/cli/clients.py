@@ -1,0 +1,32 @@
+"""`priory clients`: who is in a run, to name one of them."""
+
+from collections.abc import Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from priory import report
+from priory.cli.models import onboarded
+from priory.cli.run import named_run
+from priory.data.federation import PARTS
+from priory.engine import manifest
+
+TEXT = "List the clients of a run with their numbers of rows; `--client NAME` of `predict` and `export` takes a name."
+
+
+def clients(argv: Sequence[str]) -> int:
+    """The exit code of `priory clients`."""
+    path, table = named_run(argv, "clients", TEXT)
+    federation = manifest.read(table).federation
+    rows = []
+    for place, name in enumerate(federation.clients):
+        counts = [str(int(getattr(federation, part).count[place])) for part in PARTS]
+        rows.append([name, "took part" if place < federation.num_clients else "held out", *counts])
+    rows += [[name, "came later", "–", "–", "–"] for name in onboarded(path)]
+    shown = Table("client", "", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for part in PARTS:
+        shown.add_column(part, justify="right")
+    for name, *row in rows:
+        shown.add_row(escape(name), *row)
+    report.console().print(shown)
+    return 0
