@@ -86,7 +86,7 @@ def check_columns(form: Form, columns: Iterable[Any]) -> None:
     if not missing:
         return
     extra = form.extra(given)
-    besides = f", and {_named(extra, 'no column')} of the training data" if extra else ""
+    besides = f", and {_named(extra, 'unknown')}" if extra else ""
     raise UsageError(
         f"{_named(missing, 'absent')}{besides}; name the columns as the training data did: "
         f"{checks.listing(form.columns)}."

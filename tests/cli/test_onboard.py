@@ -137,7 +137,7 @@ def test_with_no_row_held_out_the_model_from_all_labels_predicts(made, capsys):
 
 def test_labels_and_rows_to_predict_give_scores_and_predictions(made):
     assert main(["onboard", made("fedavg"), "--data", "clinic.npz", "--predict", "ward.npz"]) == 0
-    assert sorted(os.listdir("fedavg/onboarded/clinic")) == ["predictions.csv", "scores.json"]
+    assert sorted(os.listdir("fedavg/onboarded/clinic")) == ["model", "predictions.csv", "scores.json"]
 
 
 def test_a_batch_boundary_does_not_show(made, monkeypatch):

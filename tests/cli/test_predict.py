@@ -1,0 +1,280 @@
+"""`priory predict`, `priory export` and `priory clients`: a client's model at work, and what cannot be used."""
+
+import csv
+import os
+import re
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+import priory
+from priory.cli import main
+from priory.data import tables
+
+SITES = ("east", "north", "west")
+
+
+@pytest.fixture(autouse=True)
+def _somewhere_else(tmp_path, monkeypatch):
+    jax.devices()
+    monkeypatch.chdir(tmp_path)
+
+
+def patients() -> pd.DataFrame:
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"age": 50 + 9 * draw.normal(size=120), "sex": draw.choice(["f", "m"], 120)})
+    frame["ill"] = np.where(frame.age + 5 * draw.normal(size=120) > 50, "yes", "no")
+    frame["cost"] = 2 * frame.age + draw.normal(size=120)
+    frame["site"] = np.array(SITES)[np.arange(120) % 3]
+    return frame
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Three short runs on one table: a posterior, a point without validation rows, a regression; copied by name."""
+    root = tmp_path_factory.mktemp("runs")
+    patients().to_csv(root / "table.csv", index=False)
+    where = ["--data", str(root / "table.csv"), "--client", "site", "--rounds", "1", "--model", "linear"]
+    classes = [*where, "--target", "ill", "--drop", "cost"]
+    kinds = {
+        "bayes": ["pfedbayes", *classes, "--validation", "0.4"],
+        "point": ["fedavg", *classes, "--newcomers", "0.3"],
+        "regression": ["fedavg", *where, "--target", "cost", "--drop", "ill", "--validation", "0.4"],
+    }
+
+    def of(name):
+        if not (root / name).exists():
+            assert main(["run", *kinds[name], "--out", str(root / name)]) == 0
+        shutil.copytree(root / name, name)
+        return name
+
+    return of
+
+
+@pytest.fixture
+def rows():
+    """Five patients in x.csv, with a number of their own."""
+    frame = patients()[:5].assign(id=np.arange(5) + 100)
+    frame[["sex", "id", "age"]].to_csv("x.csv", index=False)  # in another order
+    return frame
+
+
+def told(argv, capsys) -> str:
+    capsys.readouterr()
+    assert main(argv) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def complaint(argv, capsys) -> str:
+    """The one sentence that the command ends in; no file is made or changed."""
+    before = {path: path.stat().st_mtime_ns for path in sorted(Path().rglob("*")) if path.is_file()}
+    capsys.readouterr()
+    assert main(argv) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert re.fullmatch(r"priory: .*[.?]", lines[0])
+    assert before == {path: path.stat().st_mtime_ns for path in sorted(Path().rglob("*")) if path.is_file()}
+    return lines[0]
+
+
+def read(path) -> list[dict[str, str]]:
+    with Path(path).open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_each_row_gets_probabilities_doubts_and_a_set(made, rows, capsys):
+    ask = ["predict", made("bayes"), "--client", "north", "--data", "x.csv", "--keep", "id", "--abstain", "0.6"]
+    out = told([*ask, "--out", "p.csv"], capsys)
+    assert "5 rows predicted by the model of north" in out
+    run = priory.load("bayes")
+    held = run.federation.validation.count[run.federation.index("north")]
+    assert f"calibrated on {held} held-out rows; they hold if: the held-out rows and the rows that are" in out
+    found, expected = read("p.csv"), run.client("north").predict(rows)
+    names = ["id", "label", "p_no", "p_yes", "entropy", "epistemic_share", "set", "abstain"]
+    assert list(found[0]) == names
+    assert [row["id"] for row in found] == ["100", "101", "102", "103", "104"]
+    assert [row["label"] for row in found] == expected.name.tolist()
+    for name, values in expected.columns(0.9, 0.6).items():
+        if name not in ("label", "set", "abstain"):
+            np.testing.assert_allclose([float(row[name]) for row in found], values, rtol=1e-4, atol=1e-6)
+    assert [row["abstain"] for row in found] == [str(top < 0.6) for top in expected.probabilities.max(axis=1)]
+    assert [row["set"].split("|") for row in found] == expected.columns()["set"].tolist()
+    told([*ask, "--out", "p.parquet"], capsys)
+    told([*ask, "--out", "p.npz"], capsys)
+    frame, arrays = pd.read_parquet("p.parquet"), np.load("p.npz")
+    assert list(frame) == names
+    np.testing.assert_array_equal(frame["p_yes"], expected.probabilities[:, 1])
+    assert [list(row) for row in frame["set"]] == expected.columns()["set"].tolist()
+    np.testing.assert_array_equal(arrays["probabilities"], expected.probabilities)
+    np.testing.assert_array_equal(arrays["set"], expected.sets(0.9))
+    assert (arrays["id"].tolist(), arrays["classes"].tolist()) == ([100, 101, 102, 103, 104], ["no", "yes"])
+
+
+def test_an_exported_model_predicts_what_the_run_does_and_has_its_draws(made, rows, capsys):
+    rows[["age", "sex"]].to_csv("x.csv", index=False)
+    files = "draws.nc, model.json, weights.safetensors in bayes/exported/west"
+    assert files in told(["export", made("bayes"), "--client", "west", "--draws", "20"], capsys)
+    told(["export", "bayes", "--client", "west", "--draws", "0", "--out", "plain"], capsys)
+    assert sorted(os.listdir("plain")) == ["model.json", "weights.safetensors"]
+    told(["predict", "bayes", "--client", "west", "--data", "x.csv", "--out", "a.csv"], capsys)
+    shutil.move("bayes/exported/west", "elsewhere")
+    shutil.rmtree("bayes")
+    told(["predict", "elsewhere", "--data", "x.csv", "--out", "b.csv"], capsys)
+    assert Path("a.csv").read_text() == Path("b.csv").read_text()
+    model = priory.load_model("elsewhere")
+    draws = priory.effects.arviz().from_netcdf("elsewhere/draws.nc").posterior
+    assert draws["Dense_0.kernel"].sizes == {
+        "chain": 1, "draw": 20, "client": 1, "Dense_0.kernel_dim_0": 3, "Dense_0.kernel_dim_1": 2,
+    }  # fmt: skip
+    assert (draws.attrs["method"], draws.client.values.tolist()) == ("pfedbayes", ["west"])
+    assert "client=west says nothing" in complaint(
+        ["predict", "elsewhere", "--client", "west", "--data", "x.csv", "--out", "c.csv"], capsys
+    )
+    assert model.source.client == "west"
+
+
+def test_a_point_estimate_has_no_draws_and_without_validation_rows_no_sets(made, rows, capsys):
+    out = told(["export", made("point"), "--client", "east"], capsys)
+    assert "fedavg is a point estimate and has no posterior to draw from, so there is no draws.nc." in out
+    assert "model.json, weights.safetensors in point/exported/east" in out
+    out = told(["predict", "point/exported/east", "--data", "x.csv", "--out", "p.csv", "--keep", "id"], capsys)
+    assert "no prediction sets: the client has no held-out rows to calibrate on" in out
+    assert list(read("p.csv")[0]) == ["id", "label", "p_no", "p_yes", "entropy", "epistemic_share"]
+    assert {row["epistemic_share"] for row in read("p.csv")} == {"0"}
+
+
+def test_a_newcomers_model_is_kept_with_its_run(made, rows, capsys):
+    patients()[["age", "sex", "ill"]][:40].to_csv("south.csv", index=False)
+    told(["onboard", made("point"), "--data", "south.csv"], capsys)
+    assert re.search(r"^south +came later", told(["clients", "point"], capsys), re.MULTILINE)
+    told(["predict", "point", "--client", "south", "--data", "x.csv", "--out", "p.csv", "--keep", "id"], capsys)
+    model = priory.load_model("point/onboarded/south/model")
+    assert (model.source.client, len(model.calibration)) == ("south", 8)
+    assert [row["label"] for row in read("p.csv")] == model.predict(rows).name.tolist()
+    patients()[["age", "sex", "ill"]][:40].to_csv("east.csv", index=False)
+    told(["onboard", "point", "--data", "east.csv"], capsys)
+    ask = ["predict", "point", "--client", "east", "--data", "x.csv", "--out", "q.csv", "--keep", "id"]
+    assert "client=east took part in point, and one that came later has the same name" in complaint(ask, capsys)
+    told(["predict", "point/onboarded/east/model", *ask[4:]], capsys)
+
+
+def test_a_regression_gets_intervals_and_does_not_abstain(made, rows, capsys):
+    rows[["age", "sex"]].to_csv("x.csv", index=False)
+    ask = ["predict", made("regression"), "--client", "east", "--data", "x.csv", "--level", "0.8"]
+    assert "conformal intervals at level 0.8" in told([*ask, "--out", "p.csv"], capsys)
+    found, expected = read("p.csv"), priory.load("regression").client("east").predict(rows)
+    assert list(found[0]) == ["mean", "sd", "epistemic_share", "low", "high", "conformal_low", "conformal_high"]
+    for name, values in zip(("low", "high"), expected.interval(0.8), strict=True):
+        np.testing.assert_allclose([float(row[name]) for row in found], values, rtol=1e-5)
+    assert "abstain=0.9 is for classes" in complaint([*ask, "--out", "q.csv", "--abstain", "0.9"], capsys)
+
+
+def test_the_clients_of_a_run_are_listed_with_their_rows(made, capsys):
+    lines = told(["clients", made("point")], capsys).splitlines()
+    assert lines[0].split() == ["client", "train", "validation", "test"]
+    assert sorted(line.split()[0] for line in lines[1:]) == list(SITES)
+    assert [line.split()[1] for line in lines[1:]] == ["took", "took", "held"]
+    assert {tuple(line.split()[-3:]) for line in lines[1:]} == {("32", "0", "8")}
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "named"),
+    [
+        ("sex,Age\nf,3\n", [], "x.csv: column 'age' is absent, and column 'Age' is unknown; name the columns as"),
+        ("a,b\nf,3\n", [], "columns 'age', 'sex' are absent, and columns 'a', 'b' are unknown"),
+        ("sex,age,id,w\nf,3,1,2\n", ["--keep", "id"], "columns that the training data had not: 'w'; leave them out"),
+        ("sex,age\nf,3\n", ["--keep", "id"], "column 'id' is not known; choose one of sex, age"),
+        ("sex,age,label\nf,3,1\n", ["--keep", "label"], "keep=label is the name of a prediction as well"),
+        ("sex,age\nf,old\n", [], "x.csv: column 'age' is not numeric"),
+        ("sex,age\n", [], "x.csv: no rows"),
+        ("", [], "x.csv is empty"),
+        ("sex;age\nf;3\n", [], "x.csv seems to be separated by semicolons"),
+        ("sex,age\nf,3\n", ["--client", "south"], "client 'south' is not known; did you mean 'north'? The choice is"),
+        ("sex,age\nf,3\n", ["--level", "1"], "level=1.0 is no probability"),
+        ("sex,age\nf,3\n", ["--abstain", "90"], "abstain=90 is no probability"),
+        ("sex,age\nf,3\n", ["--out", "p.txt"], "out=p.txt ends in none of .csv, .parquet, .npz"),
+        ("sex,age\nf,3\n", ["--out", "nowhere/p.csv"], "out=nowhere/p.csv lies in no directory that exists"),
+        ("sex,age\nf,3\n", ["--out", "x.csv"], "out=x.csv exists already and is never overwritten"),
+        ("sex,age\nf,3\n", ["--data", "y.csv"], "y.csv is no file"),
+        ("sex,age\nf,3\n", ["--data", "y.npz"], "y.npz is no file"),
+        ("sex,age\nf,3\n", ["--data", "x.txt"], "x.txt is neither a .npz nor a .csv or .parquet file"),
+    ],
+)
+def test_what_cannot_be_predicted_ends_in_one_sentence(made, capsys, text, more, named):
+    Path("x.csv").write_text(text)
+    asked = {"--client": "east", "--data": "x.csv", "--out": "p.csv"} | dict(zip(more[::2], more[1::2], strict=True))
+    argv = [word for pair in asked.items() for word in pair]
+    assert named in complaint(["predict", made("bayes"), *argv], capsys)
+    assert not Path("p.csv").exists()
+
+
+def test_a_client_that_was_held_out_is_told_to_onboard(made, rows, capsys):
+    held = next(line.split()[0] for line in told(["clients", made("point")], capsys).splitlines() if "held" in line)
+    ask = ["predict", "point", "--client", held, "--data", "x.csv", "--out", "p.csv"]
+    assert f"client={held} was held out as a newcomer" in complaint(ask, capsys)
+
+
+def test_no_client_and_no_room_are_refused(made, rows, capsys):
+    ask = ["predict", made("bayes"), "--data", "x.csv", "--out", "p.csv"]
+    assert "No client is named, and bayes is a run with several; list them" in complaint(ask, capsys)
+    assert "No client is named" in complaint(["export", "bayes"], capsys)
+    Path("taken").mkdir()
+    assert "out=taken exists already" in complaint(["export", "bayes", "--client", "east", "--out", "taken"], capsys)
+    assert "draws=-1 is below 0" in complaint(["export", "bayes", "--client", "east", "--draws", "-1"], capsys)
+
+
+def test_parquet_needs_its_library(made, rows, capsys, monkeypatch):
+    monkeypatch.setattr(tables.importlib.util, "find_spec", lambda name: None)
+    ask = ["predict", made("bayes"), "--client", "east", "--data", "x.csv"]
+    assert "install `priory[parquet]`" in complaint([*ask, "--out", "p.parquet"], capsys)
+
+
+def cut(path: Path) -> None:
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+
+
+DAMAGES = {
+    "no directory": (lambda run: shutil.rmtree(run), "manifest.toml cannot be read"),
+    "foreign": (lambda run: [shutil.rmtree(run), run.mkdir(), (run / "a.txt").touch()], "manifest.toml cannot be read"),
+    "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoint"), "holds no checkpoint"),
+    "not finished": (lambda run: (run / "summary.json").unlink(), "is not finished"),
+    "manifest cut": (lambda run: cut(run / "manifest.toml"), ""),
+    "manifest empty": (lambda run: (run / "manifest.toml").write_text(""), "has no [method] table"),
+    "summary cut": (lambda run: cut(run / "summary.json"), "summary.json is damaged"),
+    "clients cut": (lambda run: cut(run / "clients.json"), "clients.json is damaged"),
+    "commit cut": (lambda run: cut(run / "checkpoint" / "commit.json"), "commit.json is not a commit"),
+    "server cut": (lambda run: cut(run / "checkpoint" / "server" / "records.bin"), "bytes where this run needs"),
+    "clients' records cut": (lambda run: cut(run / "checkpoint/clients/records.bin"), "bytes where this run needs"),
+    "records empty": (lambda run: (run / "checkpoint/clients/generations.bin").write_bytes(b""), "is missing or empty"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_or_foreign_run_ends_in_one_sentence(made, rows, capsys, damage):
+    run = Path(made("bayes"))
+    harm, named = DAMAGES[damage]
+    harm(run)
+    for command in (["predict", "--data", "x.csv", "--out", "p.csv", "--keep", "id"], ["export", "--draws", "0"]):
+        assert named in complaint([command[0], str(run), "--client", "east", *command[1:]], capsys)
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (lambda path: cut(path / "weights.safetensors"), "does not match its checksum"),
+        (lambda path: cut(path / "model.json"), "is no description of a personal model"),
+        (lambda path: (path / "weights.safetensors").unlink(), "weights.safetensors cannot be read"),
+        (lambda path: (path / "model.json").write_text('{"format": 7}'), "has format 7 where this version reads 1"),
+        (lambda path: (path / "model.json").write_text('{"format": 1}'), "does not describe a personal model"),
+    ],
+)
+def test_a_damaged_model_ends_in_one_sentence(made, rows, capsys, harm, named):
+    told(["export", made("bayes"), "--client", "east", "--draws", "0", "--out", "model"], capsys)
+    harm(Path("model"))
+    ask = ["predict", "model", "--data", "x.csv", "--out", "p.csv", "--keep", "id"]
+    assert named in complaint(ask, capsys)
