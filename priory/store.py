@@ -259,6 +259,14 @@ class RunDirectory:
         """What `write_uncertainty` wrote, if it did."""
         return self._json("uncertainty.json", "ask for it again")
 
+    def write_tracked(self, names: dict[str, str]) -> None:
+        """Write `track.json`: what the tools call this run that its metrics are sent to."""
+        write_atomically(self.path / "track.json", json.dumps(names) + "\n")
+
+    def tracked(self) -> dict[str, Any]:
+        """What `write_tracked` wrote; empty before."""
+        return self._json("track.json", "send the run again") or {}
+
     def per_client(self) -> dict[str, Any]:
         """The scores of each client."""
         return self._json("clients.json") or {}

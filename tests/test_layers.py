@@ -17,7 +17,7 @@ RANKS = {
     **dict.fromkeys(["data", "metrics"], 3),
     **dict.fromkeys(["methods"], 4),
     **dict.fromkeys(["store", "evaluate"], 5),
-    **dict.fromkeys(["effects", "uncertainty"], 6),
+    **dict.fromkeys(["effects", "uncertainty", "track"], 6),
     **dict.fromkeys(["engine", "tune", "deploy"], 7),
     **dict.fromkeys(["report"], 8),
     "": 9,  # priory/__init__.py, which gathers the public names
@@ -163,5 +163,6 @@ def test_importing_priory_leaves_the_devices_open():
 
 
 def test_importing_priory_imports_no_library_that_only_some_runs_need():
-    code = "import sys, priory; print({'pandas', 'sklearn', 'flwr', 'datasets', 'arviz'} & set(sys.modules))"
+    extras = ["pandas", "sklearn", "flwr", "datasets", "arviz", "tensorboard", "mlflow", "wandb"]
+    code = f"import sys, priory; print(set({extras}) & set(sys.modules))"
     assert run_python(code) == "set()"

@@ -10,12 +10,12 @@ from typing import Any
 
 import tomli_w
 
-from priory import methods, report
+from priory import methods, report, track
 from priory import tune as tuner
 from priory.cli import federation, flags, progress, start
 from priory.cli.app import INTERRUPTED
 from priory.cli.flags import Flag
-from priory.cli.run import DATA_GROUP, RUN_GROUP, free_path, run_flags, settings_from, settled
+from priory.cli.run import DATA_GROUP, RUN_GROUP, Tool, free_path, run_flags, settings_from, settled
 from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.engine import Settings, manifest, resume, simulate
@@ -46,11 +46,13 @@ class Output:
         seeds: How many seeds; several give standard errors and paired differences to the first method.
         out: Directory for comparison.json and the run directories; runs/compare-DATA by default.
         devices: Host devices that share the clients; one for each core by default (CPU only).
+        track: Tool that every run which is not finished yet is sent to besides (an extra of that name).
     """
 
     seeds: int = 1
     out: str | None = None
     devices: int | None = None
+    track: Tool | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def compare(argv: Sequence[str]) -> int:
         text=TEXT,
     )
     output = Output(**values["output"])
+    track.check(output.track)
     shared = {name: value for name, value in values["local"].items() if value is not None}
     named = methods_from(values["compared"]["method"], shared)
     if output.seeds < 1:
@@ -93,7 +96,7 @@ def compare(argv: Sequence[str]) -> int:
         settings.check_exclusion(method, int(data.validation.count[: data.num_clients].sum()))
     settings.check(data.num_clients)
     cells = list(_cells(named, settings, output.seeds, directory))
-    return _run_all(_with_clusters(cells, data), data, directory)
+    return _run_all(_with_clusters(cells, data), data, directory, output.track)
 
 
 def methods_from(texts: Sequence[str], shared: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def _with_clusters(cells: list[Cell], data: Federation) -> list[Cell]:
     return [dataclasses.replace(cell, method=chosen.get(cell.label, cell.method)) for cell in cells]
 
 
-def _run_all(cells: list[Cell], data: Federation, directory: Path) -> int:
+def _run_all(cells: list[Cell], data: Federation, directory: Path, tool: str | None) -> int:
     console = report.console()
     console.print(f"{len(cells)} runs on {data.describe()}", markup=False, soft_wrap=True)
     loaded = [cell for cell in cells if _is_finished(cell, data)]
@@ -155,7 +158,7 @@ def _run_all(cells: list[Cell], data: Federation, directory: Path) -> int:
             label = (
                 cell.label if len({c.settings.seed for c in cells}) == 1 else f"{cell.label} seed {cell.settings.seed}"
             )
-            summary = _summary(cell, data, stop, label)
+            summary = _summary(cell, data, label, stop=stop, track=tool)
             if summary is None:
                 console.print(f"Stopped; the same command goes on from the checkpoint in {cell.path}.", markup=False)
                 return INTERRUPTED
@@ -176,17 +179,16 @@ def _run_all(cells: list[Cell], data: Federation, directory: Path) -> int:
     return 0
 
 
-def _summary(cell: Cell, data: Federation, stop: progress.Interrupt, label: str) -> dict[str, Any] | None:
+def _summary(cell: Cell, data: Federation, label: str, **how: Any) -> dict[str, Any] | None:
     """What the run ended with, made, finished or only loaded; None if it was stopped before."""
     if _is_finished(cell, data):
         return RunDirectory(cell.path).summary()
     with progress.watching(label) as watcher:
         if (cell.path / "manifest.toml").exists():
-            run = resume(cell.path, federation=data, listener=watcher, stop=stop)
+            run = resume(cell.path, federation=data, listener=watcher, **how)
         else:
-            run = simulate(
-                cell.method, data, out=cell.path, listener=watcher, stop=stop, **dataclasses.asdict(cell.settings)
-            )
+            settings = dataclasses.asdict(cell.settings)
+            run = simulate(cell.method, data, out=cell.path, listener=watcher, **how, **settings)
     return run.summary() if run.completed == run.session.last_round else None
 
 

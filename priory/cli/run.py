@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from priory import methods, report
+from priory import methods, report, track
 from priory import tune as tuner
 from priory.cli import effect_tables, federation, flags, progress, start
 from priory.cli.app import INTERRUPTED
@@ -24,6 +24,7 @@ from priory.store import RunDirectory, read_manifest
 METHOD_GROUP = "Hyper-parameters of the method, its optimiser and its local work."
 DATA_GROUP = "The federation."
 RUN_GROUP = "How the federation is run."
+Tool = Literal["tensorboard", "mlflow", "wandb"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,13 @@ class Output:
         out: Run directory; runs/METHOD-DATA-sSEED by default, with -2, -3 … where that is taken.
         devices: Host devices that share the clients; one for each core by default (CPU only).
         alone: With several models, train every client alone as well and compare at the end.
+        track: Tool that settings, metrics and summary are sent to besides (an extra of that name).
     """
 
     out: str | None = None
     devices: int | None = None
     alone: bool = True
+    track: Tool | None = None
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,13 @@ class Elsewhere:
         out: Run directory; runs/METHOD-DATA-sSEED by default, with -2, -3 … where that is taken.
         devices: Host devices that share the clients; by default as many as the manifest records (CPU only).
         alone: With several models, train every client alone as well and compare at the end.
+        track: Tool that settings, metrics and summary are sent to besides (an extra of that name).
     """
 
     out: str | None = None
     devices: int | None = None
     alone: bool = True
+    track: Tool | None = None
 
 
 def run(argv: Sequence[str]) -> int:
@@ -76,28 +81,29 @@ def run(argv: Sequence[str]) -> int:
         prog=f"priory run {argv[0]}",
         text=title_of(method),
     )
+    track.check(values["output"]["track"])
     start.start_jax(values["output"]["devices"])
     chosen = federation.from_values(values["data"])
     return _simulate(
         flags.build(method, values["method"]),
         chosen.federation(),
         settings_from(values["run"], chosen),
-        values["output"]["out"],
-        values["output"]["alone"],
+        Output(**values["output"]),
     )
 
 
 def resume_command(argv: Sequence[str]) -> int:
     """The exit code of `priory resume`."""
     text = "Go on with a run from its last checkpoint; the result has the same bits as a run that was never stopped."
-    table_flags = flags.group("table", "", [flags.find(Elsewhere(), "alone", "resume")])
-    values = flags.parse(run_groups("resume") | {"table": table_flags}, argv, prog="priory resume", text=text)
+    more = flags.group("more", "", [flags.find(Elsewhere(), name, "resume") for name in ("alone", "track")])
+    values = flags.parse(run_groups("resume") | {"more": more}, argv, prog="priory resume", text=text)
+    track.check(values["more"]["track"])
     path, table = opened(values)
     if RunDirectory(path).summary() is not None:
         report.console().print(f"{path} is finished already.")
     with progress.interruptible() as stop, progress.watching(_label(table)) as watcher:
-        finished = resume(path, listener=watcher, stop=stop)
-    return conclude(finished) or _compare_architectures(finished, values["table"]["alone"])
+        finished = resume(path, listener=watcher, stop=stop, track=values["more"]["track"])
+    return conclude(finished) or _compare_architectures(finished, values["more"]["alone"])
 
 
 def named_run(argv: Sequence[str], command: str, text: str) -> tuple[Path, dict[str, Any]]:
@@ -179,7 +185,7 @@ def conclude(finished: Run) -> int:
     if finished.completed < finished.session.last_round:
         console.print(
             f"Stopped after round {finished.completed} of {finished.settings.rounds}; "
-            f"go on with: priory resume {finished.path}",
+            f"go on with: priory resume {finished.path}{_tracked(finished)}",
             soft_wrap=True,
         )
         return INTERRUPTED
@@ -194,15 +200,24 @@ def conclude(finished: Run) -> int:
     return 0
 
 
-def _simulate(method: Any, data: Federation, settings: Settings, out: str | None, alone: bool) -> int:
+def _simulate(method: Any, data: Federation, settings: Settings, output: Output | Elsewhere) -> int:
     name = methods.name_of(method)
-    path = Path(out) if out else free_path(Path("runs") / f"{name}-{Path(data.name).stem}-s{settings.seed}")
+    path = (
+        Path(output.out) if output.out else free_path(Path("runs") / f"{name}-{Path(data.name).stem}-s{settings.seed}")
+    )
     report.console().print(f"{name} on {data.describe()}", markup=False, soft_wrap=True)
     method = settled(method, data, settings)
     with progress.interruptible() as stop, progress.watching(name) as watcher:
-        finished = simulate(method, data, out=path, listener=watcher, stop=stop, **dataclasses.asdict(settings))
+        how: dict[str, Any] = {"listener": watcher, "stop": stop, "track": output.track}
+        finished = simulate(method, data, out=path, **how, **dataclasses.asdict(settings))
     code = conclude(finished)
-    return code or _compare_architectures(finished, alone)
+    return code or _compare_architectures(finished, output.alone)
+
+
+def _tracked(run: Run) -> str:
+    """The flag with which a run goes on being sent to where it was."""
+    tools = [] if run.path is None else list(RunDirectory(run.path).tracked())
+    return f" --track {tools[-1]}" if tools else ""
 
 
 def _compare_architectures(finished: Run, alone: bool) -> int:
@@ -250,13 +265,13 @@ def _run_manifest(path: Path, argv: Sequence[str]) -> int:
         prog=f"priory run {path}",
         text="Run a manifest again; the same devices give the same numbers.",
     )
+    track.check(values["output"]["track"])
     table = read_manifest(path)
     start.start_jax(values["output"]["devices"], recorded_devices(table))
     recipe = manifest.read(table)
     for name, value in recipe.given.items():
         raise UsageError(f"{path} was given {name}={value}, which a manifest cannot hold; run it again from Python.")
-    output = values["output"]
-    return _simulate(recipe.method, recipe.federation, recipe.settings, output["out"], output["alone"])
+    return _simulate(recipe.method, recipe.federation, recipe.settings, Elsewhere(**values["output"]))
 
 
 def _overview(argv: Sequence[str]) -> int:

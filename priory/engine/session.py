@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from priory.fed.shard import Shards
 from priory.metrics import RegressionScores, RegressionTally, Scores, Tally
 from priory.models.model import several
 from priory.store import Checkpoint, RunDirectory
+from priory.track import Tracker
 from priory.uncertainty import Answers, ForeignInputs, collect, validation_of
 
 BLOCK = 64  # most rounds between two looks at the clock
@@ -152,15 +153,25 @@ class Session:
             made._restore()
         return made
 
-    def run(self, listener: Listener | None, stop: Callable[[], bool]) -> Run:
+    def run(self, listener: Listener | None, stop: Callable[[], bool], tracker: Tracker | None = None) -> Run:
         """The run after its rounds, or as far as it was when told to stop; no other process may write it meanwhile."""
         with self.checkpoint.held() if self.checkpoint and jax.process_index() == 0 else nullcontext():
             if self.directory is not None:
                 self._take_over()
-            self._run_rounds(listener, stop)
-            if self.completed == self.last_round:
-                return self._finished(listener)
-            return self._result(None, None, {})
+            with nullcontext(listener) if tracker is None else self._followed(tracker, listener) as told:
+                self._run_rounds(told, stop)
+                if self.completed < self.last_round:
+                    return self._result(None, None, {})
+                run = self._finished(told)
+                if tracker is not None:
+                    tracker.finished(run.summary())
+                return run
+
+    def _followed(self, tracker: Tracker, listener: Listener | None = None) -> AbstractContextManager[Listener]:
+        """The listener and the tracker as one."""
+        spec = self.manifest["method"]["name"], Path(self.federation.name).stem, f"s{self.settings.seed}"
+        title = self.directory.path.resolve().name if self.directory else "-".join(spec)
+        return tracker.following(title, self.manifest, self.history, listener)
 
     def _run_rounds(self, listener: Listener | None, stop: Callable[[], bool]) -> None:
         """Rounds, evaluations and commits until the end or until told to stop."""
@@ -437,10 +448,13 @@ class Session:
         self.home.restore(self.completed)
         self.history = self.directory.metrics()
 
-    def loaded(self) -> Run:
+    def loaded(self, tracker: Tracker | None = None) -> Run:
         """The run as its directory tells it, nothing computed."""
         assert self.directory is not None
         summary, per_client = self.directory.summary() or {}, self.directory.per_client()
+        if tracker is not None:
+            with self._followed(tracker):
+                tracker.finished(summary)
         scores = {
             name: metrics.from_json(summary[name], per_client.get(name, {})) if summary.get(name) else None
             for name in ("personal", "global", *NEWCOMERS)

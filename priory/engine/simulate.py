@@ -14,6 +14,7 @@ from priory.engine.run import Run
 from priory.engine.session import Listener, Session
 from priory.fed.method import Channel
 from priory.store import RunDirectory
+from priory.track import Tracker
 
 
 def simulate(
@@ -25,6 +26,7 @@ def simulate(
     out: Path | str | None = None,
     listener: Listener | None = None,
     stop: Callable[[], bool] = lambda: False,
+    track: str | None = None,
     **options: Any,
 ) -> Run:
     """The finished run of a method on a federation; `options` are the fields of `Settings` (rounds, cohort, seed, …).
@@ -36,6 +38,7 @@ def simulate(
         out: Directory for manifest, metrics, summary and checkpoints; nothing is written without it.
         listener: Told of progress.
         stop: Asked between blocks of rounds; when true the run is committed and returned as far as it is.
+        track: Tool that settings, metrics and summary are sent to besides: tensorboard, mlflow or wandb (extras).
     """
     if not isinstance(federation, Federation):
         raise UsageError(f"{type(federation).__name__} is no federation; partition a data set first.")
@@ -46,8 +49,9 @@ def simulate(
     if isinstance(model, str):
         options, model = {**options, "model": model}, None
     chosen = settings.make(options)
+    tracker = _tracker(track, out)  # before a directory is made
     session = Session.prepare(method, federation, chosen, model, channel, out, resume=False)
-    return session.run(listener, stop)
+    return session.run(listener, stop, tracker)
 
 
 def resume(
@@ -59,6 +63,7 @@ def resume(
     channel: Channel | None = None,
     listener: Listener | None = None,
     stop: Callable[[], bool] = lambda: False,
+    track: str | None = None,
 ) -> Run:
     """The run in a directory, brought to its end from its last commit; a finished one is only loaded.
 
@@ -67,11 +72,13 @@ def resume(
         method: As it was given to `simulate`, if it is not registered.
         model: As it was given to `simulate`, if it was an object.
         channel: As it was given to `simulate`.
+        track: As for `simulate`; what the tool has of the run already is not sent again.
     """
     session = _reopen(path, federation, method, model, channel)
+    tracker = _tracker(track, path)
     if RunDirectory(path).summary() is not None:
-        return session.loaded()
-    return session.run(listener, stop)
+        return session.loaded(tracker)
+    return session.run(listener, stop, tracker)
 
 
 def load(
@@ -86,6 +93,11 @@ def load(
     if not RunDirectory(path).checkpoint.is_dir():
         raise UsageError(f"{path} holds no checkpoint; name a run directory, or run its manifest again.")
     return _reopen(path, federation, method, model, channel).loaded()
+
+
+def _tracker(name: str | None, out: Path | str | None) -> Tracker | None:
+    """The tracker of that name, in the one process that writes."""
+    return None if name is None or jax.process_index() > 0 else Tracker(name, out)
 
 
 def _reopen(
