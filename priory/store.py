@@ -32,15 +32,15 @@ NEVER = 0  # the generation of a slot that was never written; round t writes gen
 class RecordStore:
     """`num` records of one shape in a sparse file; generation g is the state after g rounds."""
 
-    def __init__(self, directory: Path, like: PyTree, num: int) -> None:
+    def __init__(self, directory: Path, like: PyTree, num: int, is_new: bool = True) -> None:
         leaves, self._treedef = jax.tree.flatten(like)
         self._shapes = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
         self._sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in self._shapes]
         self._bytes = sum(self._sizes) + 4  # a checksum in front
         self.schema = hashlib.sha256(repr((num, str(self._treedef), self._shapes)).encode()).hexdigest()[:16]
         directory.mkdir(parents=True, exist_ok=True)
-        self._data = _open_sized(directory / RECORDS, 2 * num * self._bytes)
-        self._index = _open_sized(directory / GENERATIONS, 2 * num * 8)
+        self._data = _open_sized(directory / RECORDS, 2 * num * self._bytes, is_new)
+        self._index = _open_sized(directory / GENERATIONS, 2 * num * 8, is_new)
         sync_directory(directory)
         self._closing = weakref.finalize(self, _close_all, self._data, self._index)
         raw = os.pread(self._index, 2 * num * 8, 0)
@@ -128,8 +128,8 @@ class Checkpoint:
             if commit and not (file.exists() and file.stat().st_size):  # an empty one would be filled with zeros
                 raise UsageError(f"{file} is missing or empty, so the checkpoint is lost; start the run again.")
         self._path = directory / "commit.json"
-        self.server = RecordStore(directory / "server", server, 1)
-        self.clients = RecordStore(directory / "clients", record, num_clients)
+        self.server = RecordStore(directory / "server", server, 1, is_new=not commit)
+        self.clients = RecordStore(directory / "clients", record, num_clients, is_new=not commit)
         self._schema = f"{self.server.schema}-{self.clients.schema}"
         self.round: int = commit.get("round", -1)
         self.metrics_bytes: int = commit.get("metrics_bytes", 0)
@@ -208,7 +208,15 @@ class RunDirectory:
 
     def manifest(self) -> dict[str, Any]:
         """The settings of the run."""
-        return read_manifest(self.path / "manifest.toml")
+        path = self.path / "manifest.toml"
+        table = read_manifest(path)
+        if "data_checksum" not in table.get("environment", {}):  # what a run writes last
+            raise UsageError(f"{path} was cut or was not written by a run; name the directory of a run.")
+        return table
+
+    def is_committed(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return bool(_read_commit(self.checkpoint / "commit.json"))
 
     def append_metrics(self, line: dict[str, Any], at: int) -> int:
         """The length of `metrics.jsonl` after the line was put at byte `at`; whatever stood behind it is cut."""
@@ -231,8 +239,22 @@ class RunDirectory:
     def metrics(self, length: int | None = None) -> list[dict[str, Any]]:
         """The lines so far, or in the first `length` bytes; one that a crash or a full disk cut short is left out."""
         path = self.path / "metrics.jsonl"
-        whole = path.read_bytes()[:length].rpartition(b"\n")[0] if path.exists() else b""
-        return [json.loads(line) for line in whole.splitlines()]
+        raw = path.read_bytes() if path.exists() else b""
+        if length is not None and len(raw) < length:
+            raise UsageError(
+                f"{path} has {len(raw)} bytes where the last commit counts {length}, so it was cut; "
+                "bring it back, or run the manifest again in another directory."
+            )
+        try:
+            lines = [json.loads(line) for line in raw[:length].rpartition(b"\n")[0].splitlines()]
+        except ValueError:
+            lines = [None]
+        if not all(isinstance(line, dict) and isinstance(line.get("round"), int) for line in lines):
+            raise UsageError(
+                f"{path} is damaged, since not every line tells of a round; "
+                "bring it back, or run the manifest again in another directory."
+            )
+        return lines
 
     def write_summary(self, summary: dict[str, Any], per_client: dict[str, Any]) -> None:
         """Write `clients.json`, then `summary.json`: a run with a summary is finished."""
@@ -269,30 +291,37 @@ class RunDirectory:
 
     def per_client(self) -> dict[str, Any]:
         """The scores of each client."""
-        return self._json("clients.json") or {}
+        return self._json("clients.json", "summary.json and resume the run") or {}
 
     def summary(self) -> dict[str, Any] | None:
         """What the run ended with, or None before its end."""
-        return self._json("summary.json")
+        return self._json("summary.json", needed=("rounds", "communication", "seconds", "extra"))
 
-    def _json(self, name: str, remedy: str = "resume the run") -> dict[str, Any] | None:
+    def _json(self, name: str, remedy: str = "resume the run", needed: tuple[str, ...] = ()) -> dict[str, Any] | None:
         path = self.path / name
         try:
-            return json.loads(path.read_text()) if path.exists() else None
+            table = json.loads(path.read_text()) if path.exists() else None
+            if table is not None and not (isinstance(table, dict) and table.keys() >= set(needed)):
+                raise ValueError
         except ValueError:
             raise UsageError(f"{path} is damaged; delete it and {remedy}.") from None
+        return table
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """The settings in a manifest file."""
     try:
-        return tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text())
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}); name the directory or manifest of a run."
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML ({error}); correct it or name another manifest.") from None
+    for part in ("given", "environment"):
+        if not isinstance(table.get(part, {}), dict):
+            raise UsageError(f"{path} has {part}={table[part]!r} where a table belongs; name a run's manifest.toml.")
+    return table
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -320,10 +349,16 @@ def sync_directory(path: Path) -> None:
 
 def _read_commit(path: Path) -> dict[str, Any]:
     try:
-        commit = json.loads(path.read_text()) if path.exists() else {}
-        if not isinstance(commit, dict) or (commit and not {"round", "metrics_bytes", "schema"} <= commit.keys()):
+        if not path.exists():
+            return {}
+        commit: dict[str, Any] = json.loads(path.read_text())
+        found = {"extra": {}, **commit}
+        for name, kind in (("round", int), ("metrics_bytes", int), ("schema", str), ("extra", dict)):
+            if not isinstance(found[name], kind):
+                raise TypeError
+        if min(commit["round"], commit["metrics_bytes"]) < 0:
             raise ValueError
-    except ValueError:
+    except (ValueError, TypeError, KeyError):
         raise UsageError(
             f"{path} is not a commit of this library, so the checkpoint cannot be trusted; "
             "start the run again in another directory."
@@ -331,19 +366,20 @@ def _read_commit(path: Path) -> dict[str, Any]:
     return commit
 
 
-def _open_sized(path: Path, size: int) -> int:
+def _open_sized(path: Path, size: int, is_new: bool) -> int:
+    """The open file; one that is new gets its size, and any other must have it."""
     try:
         handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
     except OSError:  # a run that may only be read can still be loaded
         handle = os.open(path, os.O_RDONLY)
     present = os.fstat(handle).st_size
-    if present == 0:
+    if present == 0 and is_new:
         os.ftruncate(handle, size)  # sparse: no block is taken before it is written
     elif present != size:
         os.close(handle)
         raise UsageError(
-            f"{path} has {present} bytes where this run needs {size}, so it belongs to another run; "
-            "choose another directory."
+            f"{path} has {present} bytes where this run needs {size}, so it was cut or belongs to another run; "
+            "start the run again in another directory."
         )
     return handle
 

@@ -1,6 +1,7 @@
 """The data sets by name, and `load`, which also takes the path of a .csv or .npz file."""
 
 import gzip
+import inspect
 import io
 import os
 from collections.abc import Callable, Sequence
@@ -82,8 +83,14 @@ def from_spec(spec: dict[str, Any]) -> Federation:
         raise UsageError(
             f"The data {spec['data']!r} came from memory, which no manifest can hold; pass federation= again."
         )
-    name, partition = options.pop("data"), options.pop("partition", None)
+    name, partition = options.pop("data", None), options.pop("partition", None)
+    if not isinstance(name, str):
+        raise UsageError(f"data={name!r} names no data set; correct the manifest.")
     columns = {key: options.pop(key) for key in COLUMNS if key in options}
+    known = inspect.signature(Dataset.partition).parameters
+    for key in options:
+        if key not in known:
+            raise checks.unknown("setting of data", key, (*COLUMNS, *known))
     return load(name, **columns).partition(partition, **options)
 
 

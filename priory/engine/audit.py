@@ -107,6 +107,8 @@ def audit(
         raise UsageError(
             f"The run in {path} was given model={recipe.given['model']}, which a manifest cannot hold; pass it again."
         )
+    if not directory.is_committed():
+        raise UsageError(f"{path} holds no checkpoint that tells of its noise; name the directory of a private run.")
     noise = directory.committed().get("noise", recipe.settings.dp_noise)  # what the run had, not what is solved today
     settings = dataclasses.replace(recipe.settings, dp_noise=noise)
     plain = Session.prepare(recipe.method, recipe.federation, settings, model, None, None, resume=False)

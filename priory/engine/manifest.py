@@ -79,7 +79,7 @@ def read(table: dict[str, Any], federation: Federation | None = None, method: An
     expected = table.get("environment", {}).get("data_checksum", federation.checksum)
     if federation.checksum != expected:
         raise UsageError(
-            f"The data have checksum {federation.checksum[:12]} where the manifest says {expected[:12]}; "
+            f"The data have checksum {federation.checksum[:12]} where the manifest says {str(expected)[:12]}; "
             "give the files that the run was made with."
         )
     return Recipe(method, federation, settings.make(table["run"]), table.get("given", {}), table.get("environment", {}))

@@ -433,25 +433,46 @@ class Session:
     def _extra(self) -> dict[str, Any]:
         """What a commit holds beside the states: the last round's figures are part of the last line of the metrics."""
         noise = {"noise": self.ledger.noise} if self.ledger else {}
-        return {"info": self.info, "rejected": self.rejected, "advice": self.advice, **noise}
+        told = {"info": self.info, "rejected": self.rejected, "advice": self.advice}
+        return {"origin": self._origin(), **told, **noise}
+
+    def _origin(self) -> dict[str, Any]:
+        """What tells the checkpoints of two runs apart whose states have one shape."""
+        return {
+            "method": self.manifest["method"]["name"],
+            "seed": self.settings.seed,
+            "data_checksum": self.federation.checksum,
+        }
 
     def _restore(self) -> None:
         assert self.checkpoint is not None
         assert self.directory is not None
         if self.checkpoint.round < 0:
             return  # killed before the first commit: the manifest is all there is
+        origin = self.checkpoint.extra.get("origin", self._origin())  # commits of older versions have none
+        if origin != self._origin() or self.checkpoint.round > self.settings.rounds:
+            raise UsageError(
+                f"The checkpoint in {self.directory.path} is not that of its manifest.toml but of another run; "
+                "bring back its own, or run the manifest again in another directory."
+            )
         self.completed, self.metrics_bytes = self.checkpoint.round, self.checkpoint.metrics_bytes
         self.info = dict(self.checkpoint.extra.get("info", {}))
         self.rejected = dict(self.checkpoint.extra.get("rejected", {}))
         self.advice = dict(self.checkpoint.extra.get("advice", {}))
         self.server = devices.everywhere(self.checkpoint.read_server(), self.plan.mesh)
         self.home.restore(self.completed)
+        self.directory.metrics(self.metrics_bytes)  # raises if it was cut
         self.history = self.directory.metrics()
 
     def loaded(self, tracker: Tracker | None = None) -> Run:
         """The run as its directory tells it, nothing computed."""
         assert self.directory is not None
         summary, per_client = self.directory.summary() or {}, self.directory.per_client()
+        if summary and [line["round"] for line in self.history[-1:]] != [summary["rounds"]]:
+            raise UsageError(
+                f"{self.directory.path / 'metrics.jsonl'} does not end with the round of summary.json, so it "
+                "was cut; delete summary.json and resume the run."
+            )
         if tracker is not None:
             with self._followed(tracker):
                 tracker.finished(summary)

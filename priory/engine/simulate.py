@@ -74,9 +74,14 @@ def resume(
         channel: As it was given to `simulate`.
         track: As for `simulate`; what the tool has of the run already is not sent again.
     """
+    directory = RunDirectory(path)
+    if not directory.is_committed() and (directory.summary() is not None or len(directory.metrics()) > 1):
+        raise UsageError(
+            f"{path} has results and no checkpoint to go on from; run its manifest.toml again in another directory."
+        )
     session = _reopen(path, federation, method, model, channel)
     tracker = _tracker(track, path)
-    if RunDirectory(path).summary() is not None:
+    if directory.summary() is not None:
         return session.loaded(tracker)
     return session.run(listener, stop, tracker)
 
@@ -90,7 +95,7 @@ def load(
     channel: Channel | None = None,
 ) -> Run:
     """The run in a directory, as far as it is; arguments as for `resume`."""
-    if not RunDirectory(path).checkpoint.is_dir():
+    if not RunDirectory(path).is_committed():
         raise UsageError(f"{path} holds no checkpoint; name a run directory, or run its manifest again.")
     return _reopen(path, federation, method, model, channel).loaded()
 
