@@ -289,6 +289,14 @@ class RunDirectory:
         """What `write_tracked` wrote; empty before."""
         return self._json("track.json", "send the run again") or {}
 
+    def write_certificates(self, table: dict[str, Any]) -> None:
+        """Write `certificates.json`: bounds on the errors of newcomers."""
+        write_atomically(self.path / "certificates.json", json.dumps(table, indent=2) + "\n")
+
+    def certificates(self) -> dict[str, Any] | None:
+        """What `write_certificates` wrote, if it did."""
+        return self._json("certificates.json", "ask for it again")
+
     def per_client(self) -> dict[str, Any]:
         """The scores of each client."""
         return self._json("clients.json", "summary.json and resume the run") or {}

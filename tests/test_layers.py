@@ -17,7 +17,7 @@ RANKS = {
     **dict.fromkeys(["data", "metrics"], 3),
     **dict.fromkeys(["methods"], 4),
     **dict.fromkeys(["store", "evaluate"], 5),
-    **dict.fromkeys(["effects", "uncertainty", "track"], 6),
+    **dict.fromkeys(["certificate", "effects", "uncertainty", "track"], 6),
     **dict.fromkeys(["engine", "tune", "deploy"], 7),
     **dict.fromkeys(["report"], 8),
     "": 9,  # priory/__init__.py, which gathers the public names

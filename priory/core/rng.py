@@ -28,6 +28,7 @@ class Stream(IntEnum):
     CONFIDENCE = 9
     NOISE = 10
     CANARY = 11
+    CERTIFICATE = 12
 
 
 def root(seed: int) -> Key:

@@ -9,11 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from priory import metrics
+from priory import certificate, metrics
+from priory.certificate import DELTA, DRAWS, Certificate
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.data.form import Form
 from priory.effects import arviz, draws_data
+from priory.engine import certified
+from priory.engine.certified import Basis
 from priory.evaluate import tally
 from priory.fed.method import Draws, Effects, Predictive, Task
 from priory.fed.shard import Pool, Shard
@@ -189,6 +192,7 @@ class PersonalModel:
         form: What inputs and labels look like.
         source: Where it comes from.
         calibration: Conformal scores of rows that it was not made from; None where there are none.
+        basis: What a certificate needs beside the model, or why it has none.
     """
 
     method: Any
@@ -198,6 +202,7 @@ class PersonalModel:
     key: Key = field(repr=False)
     source: Source
     calibration: np.ndarray | None = field(default=None, repr=False)
+    basis: Basis | str = field(default=certified.WITHOUT_ROWS, repr=False)
 
     def predict(self, x: Any, scale: Any = None, encoded: bool = False) -> Prediction:
         """The prediction for a batch of inputs: an array, (batch, ...), or a data frame where the data came as a table.
@@ -216,6 +221,17 @@ class PersonalModel:
         found = metrics.summarise(jax.tree.map(lambda leaf: leaf[None], sums))
         assert found is not None  # no examples at all have been refused
         return found
+
+    def certificate(self, delta: float = DELTA, draws: int = DRAWS) -> Certificate:
+        """A bound, at 1 − delta, on the error on new rows of a client that took no part, from the rows it learned from.
+
+        Args:
+            draws: Networks drawn from the posterior, 1000 or more; their key follows from the run.
+        """
+        certificate.check(self.method, self.source.method, self.task, delta, draws)
+        if isinstance(self.basis, str):
+            raise UsageError(f"The model has no certificate: {self.basis}.")
+        return certified.certify(self.method, self.task, self.posterior, self.basis, delta, draws)
 
     def calibrated(self, x: Any, y: Any, scale: Any = None, encoded: bool = False) -> "PersonalModel":
         """The same model with prediction sets calibrated on labelled examples that it was not made from."""

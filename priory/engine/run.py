@@ -14,11 +14,14 @@ import numpy as np
 from jax import Array
 
 from priory import uncertainty
+from priory.certificate import DELTA, DRAWS, TOOK_PART, Certificate
 from priory.core import rng
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.data import Federation
 from priory.effects import Effects, arviz, check_effects, inference_data
+from priory.engine import certified
+from priory.engine.certified import Basis
 from priory.engine.personal import PersonalModel, Prediction, Source, Verb, shard_of
 from priory.engine.settings import Settings
 from priory.evaluate import current_client, personal_posterior
@@ -102,7 +105,7 @@ class Run:
         index = self.check_client(client)
         joined, state = self.session.record_of(index)
         data = self.train.of(jnp.int32(index))
-        model = self._personalised(data, index, jnp.asarray(joined), state, visits=0)
+        model = self._personalised(data, index, jnp.asarray(joined), state, TOOK_PART)
         held = uncertainty.validation_of(self.federation, self.session.test).of(jnp.int32(index))
         return model.calibrated_on(held)
 
@@ -132,7 +135,8 @@ class Run:
             return self._inferred(data)
         place = len(self.federation.clients)
         _, state = self.session.record_of(place % len(self.session.tasks))  # its shape, of a client with that network
-        return self._personalised(data, place, jnp.bool_(False), state, visits=self.settings.onboard_visits)
+        visits, basis = self.settings.onboard_visits, certified.basis_of(self, data, place)
+        return self._personalised(data, place, jnp.bool_(False), state, basis, visits)
 
     def elbo(self) -> Elbo:
         """The bound on log p(D) under the model's prior, with one draw of each client's weights.
@@ -188,6 +192,26 @@ class Run:
             except OSError as error:
                 warnings.warn(f"{self.path}/uncertainty.json was not written ({error.strerror}).", stacklevel=2)
         return found
+
+    def certificates(self, delta: float = DELTA, draws: int = DRAWS) -> dict[str, Certificate]:
+        """A bound on the error of each newcomer that has training rows, by name, at 1 − delta for each.
+
+        Where the run has a directory they are kept in `certificates.json`. `docs/guide/newcomers.md` says how to read
+        them.
+        """
+        return certified.of_newcomers(self, delta, draws)
+
+    def certificate(
+        self, client: int | str, prior: "Run | None" = None, delta: float = DELTA, draws: int = DRAWS
+    ) -> Certificate:
+        """A bound on the error of one client of the federation, at 1 − delta.
+
+        Args:
+            client: A newcomer, or with `prior` a client that took part.
+            prior: A run of the same method and model on a federation that held the client out. What it learned is the
+                prior; all of the network that is not drawn is taken from it, and so is the scaling of inputs.
+        """
+        return certified.of_client(self, client, prior, delta, draws)
 
     def effects(self, level: float = 0.9, draws: bool = False) -> Effects:
         """The random effects of every client that takes part, with central intervals, where the method has any.
@@ -252,14 +276,16 @@ class Run:
         """Write a run directory that `priory.load` reads."""
         self.session.save(Path(path), self)
 
-    def _personalised(self, data: Shard, place: int, joined: Array, state: Any, visits: int) -> PersonalModel:
+    def _personalised(
+        self, data: Shard, place: int, joined: Array, state: Any, basis: Basis | str, visits: int = 0
+    ) -> PersonalModel:
         down = self.method.broadcast(self.server)
         key = rng.key(self.root, Stream.EVALUATION, self.completed, place)
         key_post, key_predict, _ = jax.random.split(key, 3)
         task = self.session.task_of(place)
         args = (self.method, task, down, data, self.root, jnp.int32(place), joined, state, key_post)
         posterior = _personalise(*args, visits=visits, settled=self.session.settled)
-        return self._model(task, posterior, key_predict, "personalise", place)
+        return self._model(task, posterior, key_predict, "personalise", basis, place)
 
     def _inferred(self, data: Shard) -> PersonalModel:
         down = self.method.broadcast(self.server)
@@ -267,7 +293,7 @@ class Run:
             return self._of_population("labels", "y as well")
         key_infer, key_predict = self._keys_of_newcomer()
         posterior = _infer(self.method, self.task, down, data, key_infer)
-        return self._model(self.task, posterior, key_predict, "infer")
+        return self._model(self.task, posterior, key_predict, "infer", certified.WITHOUT_LABELS)
 
     def _of_population(self, lacking: str, remedy: str) -> PersonalModel:
         down = self.method.broadcast(self.server)
@@ -277,14 +303,16 @@ class Run:
             )
         key_choice, key_predict = self._keys_of_newcomer()
         posterior = self.method.population(self.task, down, None, key_choice)
-        return self._model(self.task, posterior, key_predict, "population")
+        return self._model(self.task, posterior, key_predict, "population", certified.WITHOUT_LABELS)
 
-    def _model(self, task: Task, posterior: Any, key: Key, verb: Verb, place: int | None = None) -> PersonalModel:
+    def _model(
+        self, task: Task, posterior: Any, key: Key, verb: Verb, basis: Basis | str, place: int | None = None
+    ) -> PersonalModel:
         """The model of the client at a place, which is past the end for one that comes later."""
         names = self.federation.clients
         client = names[place] if place is not None and place < len(names) else None
         source = Source(self.name, verb, self.session.model_text(place or 0), client, self.completed)
-        return PersonalModel(self.method, task, posterior, self.federation.form, key, source)
+        return PersonalModel(self.method, task, posterior, self.federation.form, key, source, basis=basis)
 
     def _keys_of_newcomer(self) -> tuple[Key, Key]:
         """A key for the posterior and one for predictions; a client that comes later takes the next free number."""

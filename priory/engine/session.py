@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from priory import methods, metrics
+from priory.certificate import Counts, counts_of_clients
 from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
@@ -284,6 +285,16 @@ class Session:
         server = devices.to_host(effects_of_server(self.method, self.task, down), mesh)
         examples = np.asarray(self.federation.train.count[:num])
         return gather(found, server, self.federation.clients[:num], examples, level)
+
+    def counts(self, ids: np.ndarray, draws: int) -> Counts:
+        """What certificates of newcomers are computed from, stacked, where the rounds so far have led."""
+        down, step = self._standing()
+        how = {"mesh": self.plan.mesh, "batch": self.plan.chunk, "visits": self.settings.onboard_visits, "num": draws}
+        data = (down, self.train, self.root, step)
+        found: Counts = self._of_each(
+            ids, lambda task, *places: counts_of_clients(self.method, self.settled, task, *data, *places, **how)
+        )
+        return found
 
     def answers(self, foreign: ForeignInputs | None) -> dict[str, Answers]:
         """What the models say of every held-out example, by part as in the summary, where the rounds so far have led.

@@ -24,6 +24,7 @@ Laws, checked for every registered method by `tests/methods/test_laws.py`:
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -203,6 +204,42 @@ class Draws(Protocol[PostIn]):
     """Optional: parameter draws from a posterior, stacked on axis 0."""
 
     def draws(self, task: Task, posterior: PostIn, key: Key, num: int) -> Params: ...
+
+
+@dataclass(frozen=True)
+class Certified:
+    """What a certificate of a client's model speaks of; lives inside one trace.
+
+    Attributes:
+        draw: A network drawn from q, by a key.
+        divergence: KL(q ‖ prior) in nats, or a bound on it.
+    """
+
+    draw: Callable[[Key], Params]
+    divergence: Array
+
+
+@runtime_checkable
+class Uncertified(Protocol):
+    """Optional: the method knows why a client's model can have no certificate."""
+
+    def uncertified(self, task: Task) -> str | None:
+        """The reason with its remedy, a clause without a full stop; None where nothing speaks against one."""
+
+
+@runtime_checkable
+class Certifies(Uncertified, Protocol[DownIn, PostIn]):
+    """Optional: a client's model is a distribution q whose divergence from what was broadcast is known.
+
+    All of the network that is not drawn must be as it was broadcast: what is fitted to a client without a price in the
+    divergence voids the certificate.
+    """
+
+    @property
+    def certifies(self) -> str:
+        """What q is, in words that follow "a network drawn from"."""
+
+    def certified(self, task: Task, down: DownIn, posterior: PostIn) -> Certified: ...
 
 
 @runtime_checkable

@@ -46,9 +46,10 @@ from priory.core.rng import Key
 from priory.core.struct import static, struct
 from priory.fed import alternate
 from priory.fed.alternate import Belief, Personal, fresh
+from priory.fed.certified import own_statistics
 from priory.fed.checks import at_least
 from priory.fed.local import Optimiser, Work
-from priory.fed.method import Info, Message, Predictive, Task, equally
+from priory.fed.method import Certified, Info, Message, Predictive, Task, equally
 from priory.fed.shard import Shard
 from priory.models.model import Params
 
@@ -134,6 +135,7 @@ class CFedBayes:
     work: Work = Work(steps=20, batch_size=50)
 
     linear: ClassVar[bool] = False
+    certifies: ClassVar[str] = "the client's Gaussian, under the equal mixture of all priors"
 
     def check(self) -> None:
         if self.clusters == "auto":
@@ -247,6 +249,19 @@ class CFedBayes:
         priors = jax.tree.map(lambda leaf: leaf[posterior.cluster], down.weights)
         parts = jax.vmap(gaussian.kl)(gaussian.of(posterior.weights), gaussian.of(priors))
         return jnp.mean(parts) + math.log(self.num_clusters)
+
+    def uncertified(self, task: Task) -> str | None:
+        return own_statistics(task)
+
+    def certified(self, task: Task, down: Belief, posterior: Blend) -> Certified:
+        parts = gaussian.of(posterior.weights)
+
+        def draw(key: Key) -> Params:
+            key_part, key_weights = jax.random.split(key)
+            part = jax.random.randint(key_part, (), 0, posterior.cluster.shape[0])
+            return Params(gaussian.draw(key_weights, jax.tree.map(lambda leaf: leaf[part], parts)), down.stats)
+
+        return Certified(draw, self.divergence(task, down, posterior))  # with log K, since the data chose the prior
 
     def reference(self, task: Task, down: Belief, payload: Assigned) -> Assigned:
         del task

@@ -214,6 +214,13 @@ class FedBNN:
         del task
         return alternate.networks(posterior, key, num)
 
+    def uncertified(self, task: Task) -> str:
+        del task
+        return (
+            "its prior ψ is fitted to what the client itself says on the alignment set, and is not independent of the "
+            "client's rows; choose a method whose prior is broadcast, such as pfedbayes"
+        )
+
     def sensitivity(self, task: Task) -> float:
         """How far two matrices of K rows of probabilities can be apart, √(2K): rows differ by √2 at most."""
         return math.sqrt(2 * _alignment(task).shape[0])

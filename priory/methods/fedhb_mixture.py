@@ -31,7 +31,8 @@ What the paper leaves open, and what is done here (docs/methods/fedhb.md has the
 - The `loss` in the metrics is that of network and gate together. A client without examples sends nothing.
 """
 
-from typing import Any, Literal
+import math
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +45,10 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
+from priory.fed.certified import own_statistics, trained_head
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser, Pull, Work, fit, total_nll
-from priory.fed.method import Info, Message, Predictive, Task, even_mixture
+from priory.fed.method import Certified, Info, Message, Predictive, Task, even_mixture
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
@@ -133,6 +135,8 @@ class FedHBMixture:
     work: Work = Work()
     finetune_epochs: int = static(default=5)
     finetune_step_size: float = 0.01
+
+    certifies: ClassVar[str] = "N(m, σ²) around the client's network m, σ² being `variance`, and not m itself"
 
     def check(self) -> None:
         choices(self)
@@ -257,6 +261,16 @@ class FedHBMixture:
             return even_mixture(outputs)
         logits = self._logits(task.model.apply(posterior.gate, x)[0])
         return Predictive(outputs, jax.nn.log_softmax(logits).T)  # eq. (82)
+
+    def uncertified(self, task: Task) -> str | None:
+        return trained_head(self.update) or own_statistics(task)
+
+    def certified(self, task: Task, down: Prototypes, posterior: Experts) -> Certified:
+        """N(m, σ²) against Σ_j 1/K N(r_j, σ²): since log Σ exp is convex, KL ≤ log K − log Σ_j exp(−KL_j)."""
+        mean = jax.tree.map(lambda leaf: leaf[0], posterior.networks)
+        sd = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.sqrt(self.variance)), mean)
+        divergence = math.log(self.num_prototypes) + mixture.penalty(mean, down.networks, self.variance)
+        return Certified(lambda key: Params(gaussian.draw(key, Gaussian(mean, sd)), down.stats), divergence)
 
     def reference(self, task: Task, down: Prototypes, payload: Update) -> Update:
         """The prototype nearest to what is sent; no share moves."""

@@ -33,21 +33,23 @@ What the paper leaves open, and what is done here (docs/methods/fedhb.md has the
 - A client without examples sends nothing.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from priory.bayes import niw
+from priory.bayes import gaussian, niw
+from priory.bayes.gaussian import Gaussian
 from priory.bayes.niw import NIW, Observed, StudentT
 from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
+from priory.fed.certified import own_statistics, trained_head
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser, Pull, Work, fit, total_nll
-from priory.fed.method import Info, Message, Predictive, Task, equally, point
+from priory.fed.method import Certified, Info, Message, Predictive, Task, equally, point
 from priory.fed.shard import Batch, Shard
 from priory.models import columns
 from priory.models.model import Params
@@ -139,6 +141,8 @@ class FedHBNIW:
     work: Work = Work()
     finetune_epochs: int = static(default=5)
     finetune_step_size: float = 0.01
+
+    certifies: ClassVar[str] = "N(m, Σ*) around the client's network m, as with personal-samples, and not m itself"
 
     def check(self) -> None:
         choices(self)
@@ -251,6 +255,18 @@ class FedHBNIW:
             return Params(niw.draw(key, posterior.spread), posterior.params.stats)
 
         return jax.lax.map(one, jax.random.split(key, num))
+
+    def uncertified(self, task: Task) -> str | None:
+        return trained_head(self.update) or own_statistics(task)
+
+    def certified(self, task: Task, down: Prior, posterior: Posterior) -> Certified:
+        """N(m, Σ*) against N(m0, Σ*); the q_k of width ε that is printed is thousands of nats from any wide prior."""
+        sd = jax.tree.map(jnp.sqrt, niw.mode_variance(self._posterior(task, down)))
+        mean = posterior.params.weights
+        away = jax.tree.map(lambda m, m0, s: (m - m0) / s, mean, down.mean, sd)
+        return Certified(
+            lambda key: Params(gaussian.draw(key, Gaussian(mean, sd)), down.stats), 0.5 * trees.norm_squared(away)
+        )
 
     def reference(self, task: Task, down: Prior, payload: Any) -> Any:
         del task

@@ -45,7 +45,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from priory.bayes import kernels, population
+from priory.bayes import gaussian, kernels, population
+from priory.bayes.gaussian import Gaussian
 from priory.bayes.population import Energy, Normal
 from priory.core import trees
 from priory.core.errors import UsageError
@@ -54,7 +55,7 @@ from priory.core.struct import replace, static, struct
 from priory.fed import mixed
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser
-from priory.fed.method import Info, Message, Predictive, Task
+from priory.fed.method import Certified, Info, Message, Predictive, Task
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
@@ -188,6 +189,7 @@ class FedPop:
     optimiser: Optimiser = Optimiser("adam", 0.001)
 
     linear: ClassVar[bool] = True
+    certifies: ClassVar[str] = "a Gaussian with the moments of the draws of z, and not the draws themselves"
 
     def check(self) -> None:
         choices(self)
@@ -323,6 +325,28 @@ class FedPop:
         one = jax.vmap(lambda i: trees.merge(jax.tree.map(lambda leaf: leaf[i], zs), posterior.phi.weights))
         stats = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), posterior.phi.stats)
         return Params(one(chosen), stats)
+
+    def uncertified(self, task: Task) -> str | None:
+        del task
+        if self.prior == "energy":
+            return "prior=energy has a density that is known but for its normaliser; choose prior=diagonal or scalar"
+        if self.chains * (self.prior_draws or self.samples) < 2:
+            return f"chains={self.chains} and samples={self.samples} leave one draw, which has no width; take more"
+        return None
+
+    def certified(self, task: Task, down: Down, posterior: Samples) -> Certified:
+        """A Gaussian fitted to the draws against p(z | β), or the mixture of these over the draws of β."""
+        zs = _flat(posterior.z)
+        q = Gaussian(*(jax.tree.map(lambda leaf, of=of: of(leaf, axis=0), zs) for of in (jnp.mean, jnp.std)))
+
+        def divergence(beta: Normal) -> Array:
+            return gaussian.kl(q, Gaussian(beta.mean, population.sd(beta, self._like(task))))
+
+        betas = down.crowd if self.prior_draws else jax.tree.map(lambda leaf: leaf[None], down.beta)
+        each = jax.lax.map(divergence, betas)
+        # The divergence from an equal mixture: log Σ exp is convex, so its mean is no less than at the means.
+        nats = jnp.log(each.shape[0]) - jax.nn.logsumexp(-each)
+        return Certified(lambda key: Params(trees.merge(gaussian.draw(key, q), down.phi), down.stats), nats)
 
     def compressible(self, path: str) -> bool:
         """Only J is compressed."""

@@ -50,7 +50,7 @@ from priory.core.struct import static, struct
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.embedding import Embedding, Layer
 from priory.fed.local import Optimiser, Work, each_batch, fit
-from priory.fed.method import Info, Message, Predictive, Task, equally, even_mixture, point
+from priory.fed.method import Certified, Info, Message, Predictive, Task, equally, even_mixture, point
 from priory.fed.shard import Batch, Pool, Shard
 from priory.models.model import Params
 from priory.models.sets import SetNet
@@ -133,6 +133,7 @@ class FedVI:
     work: Work = Work(batch_size=256)
 
     linear: ClassVar[bool] = True
+    certifies: ClassVar[str] = "the client's Gaussian over β, and over the bias one of width σ₀ around its own"
 
     def check(self) -> None:
         choices(self)
@@ -270,6 +271,24 @@ class FedVI:
 
         stats = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), posterior.theta.stats)
         return Params(jax.vmap(one)(jax.random.split(key, num)), stats)
+
+    def uncertified(self, task: Task) -> str | None:
+        del task
+        return None
+
+    def certified(self, task: Task, down: Params, posterior: Posterior) -> Certified:
+        """q(β) N(b_β, σ₀²) against r(β) N(0, σ₀²): a bias that follows from the client's rows must have a width."""
+        local = posterior.local
+        width = glorot(*local.mean.shape)
+
+        def draw(key: Key) -> Params:
+            key_network, key_bias = jax.random.split(key)
+            theta, beta = self._both(Posterior(down, local), key_network)
+            bias = local.bias + width * jax.random.normal(key_bias, local.bias.shape)
+            network = Embedding(task).with_layer(theta["embedding"], _last_layer(theta, beta, bias))
+            return Params(network, down.stats)
+
+        return Certified(draw, _divergence(local) + 0.5 * jnp.sum(jnp.square(local.bias / width)))
 
     def reference(self, task: Task, down: Params, payload: Params) -> Params:
         del task, payload

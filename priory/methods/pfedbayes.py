@@ -38,9 +38,10 @@ from priory.core.rng import Key
 from priory.core.struct import static, struct
 from priory.fed import alternate
 from priory.fed.alternate import Belief, Personal, fresh
+from priory.fed.certified import own_statistics
 from priory.fed.checks import at_least
 from priory.fed.local import Optimiser, Work
-from priory.fed.method import Info, Message, Predictive, Task, equally, point
+from priory.fed.method import Certified, Info, Message, Predictive, Task, equally, point
 from priory.fed.shard import Shard
 from priory.models.model import Params
 
@@ -85,6 +86,7 @@ class PFedBayes:
     work: Work = Work(steps=20, batch_size=50)
 
     linear: ClassVar[bool] = True
+    certifies: ClassVar[str] = "the client's Gaussian"
 
     def check(self) -> None:
         alternate.check(self)
@@ -143,6 +145,13 @@ class PFedBayes:
     def divergence(self, task: Task, down: Belief, posterior: Belief) -> Array:
         del task
         return gaussian.kl(gaussian.of(posterior.weights), gaussian.of(down.weights))
+
+    def uncertified(self, task: Task) -> str | None:
+        return own_statistics(task)
+
+    def certified(self, task: Task, down: Belief, posterior: Belief) -> Certified:
+        q = gaussian.of(posterior.weights)
+        return Certified(lambda key: Params(gaussian.draw(key, q), down.stats), self.divergence(task, down, posterior))
 
     def reference(self, task: Task, down: Belief, payload: Any) -> Any:
         del task, payload

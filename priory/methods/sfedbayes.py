@@ -42,9 +42,10 @@ from priory.core.rng import Key
 from priory.core.struct import static, struct
 from priory.fed import alternate
 from priory.fed.alternate import Belief, Personal, fresh
+from priory.fed.certified import own_statistics
 from priory.fed.checks import at_least, positive
 from priory.fed.local import Optimiser, Work
-from priory.fed.method import Info, Message, Predictive, Task, equally, point
+from priory.fed.method import Certified, Info, Message, Predictive, Task, equally, point
 from priory.fed.shard import Shard
 from priory.fed.thin import Thin
 from priory.models.model import Params
@@ -99,6 +100,7 @@ class SFedBayes:
     work: Work = Work(steps=20, batch_size=50)
 
     linear: ClassVar[bool] = True
+    certifies: ClassVar[str] = "the client's Gaussian with gates, whichever way `prediction` predicts"
 
     def check(self) -> None:
         alternate.check(self)
@@ -190,6 +192,16 @@ class SFedBayes:
     def divergence(self, task: Task, down: Belief, posterior: Belief) -> Array:
         del task
         return spike_slab.kl(spike_slab.of(posterior.weights), spike_slab.of(down.weights))
+
+    def uncertified(self, task: Task) -> str | None:
+        return own_statistics(task)
+
+    def certified(self, task: Task, down: Belief, posterior: Belief) -> Certified:
+        q = spike_slab.of(posterior.weights)
+        return Certified(
+            lambda key: Params(spike_slab.draw(key, q, self.temperature), down.stats),
+            self.divergence(task, down, posterior),
+        )
 
     def reference(self, task: Task, down: Belief, payload: Update) -> Update:
         del task, payload

@@ -1,0 +1,246 @@
+"""Certificates: a bound, at 1 − δ, on the true error of the model of a client that took no part in the training.
+
+The federation's prior has not seen such a client, so PAC-Bayes holds with numbers (`priory.bayes.pac_bayes`). What is
+bounded is the Gibbs classifier, which draws a network from q for every answer, and by twice that its majority vote. The
+rows are those that q was made from: none need be held out.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import Mesh
+
+from priory.bayes import pac_bayes
+from priory.core import rng
+from priory.core.errors import UsageError
+from priory.core.rng import Key, Stream
+from priory.core.struct import struct
+from priory.evaluate import batch_size, evaluated_posterior, for_each
+from priory.fed.method import Certifies, Task, Uncertified
+from priory.fed.shard import Shard, Shards
+from priory.models.likelihood import Categorical
+
+DELTA, DRAWS = 0.05, 1000
+LEAST_DRAWS = 1000
+SAMPLING = 0.2  # share of δ that goes to the draws, which a few more of make up for
+AT_ONCE = 8  # networks that answer side by side
+
+ASSUMPTIONS = (
+    "the client's rows are independent draws of one distribution, and the error is that of new rows of it",
+    "nothing that the federation learned or that was chosen for it (prior, scaling, settings, rounds) has seen them",
+    "it is the only certificate that was tried: of several, the best holds with their number times delta",
+)
+TOOK_PART = (
+    "the client took part in the training, so that the prior has seen its rows; hold it out as a newcomer, or give the "
+    "run of a federation without it as `prior` of `Run.certificate`"
+)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Bounds on the error of a client's model, with all they are made of.
+
+    Attributes:
+        client: Its name; None for one that is not of the federation.
+        rows: n, of the training part: those that q was made from.
+        draws: m, networks drawn from q.
+        delta: The chance that a bound fails, over the client's rows and over the draws.
+        delta_sampling: What of it belongs to the draws.
+        divergence: KL(q ‖ prior) in nats, or a bound on it.
+        sampled_error: Mean error of the draws on the rows.
+        empirical_error: What it shows of the error of q on the rows, at 1 − delta_sampling.
+        kl_bound: On the true error, by inverting the binary divergence.
+        lambda_bound: The same by PAC-Bayes-λ.
+        weight: λ, the best.
+        chance: The error of a guess, 1 − 1/classes.
+        commonest_error: On the rows, of who always gives their commonest label.
+        certifies: What q is.
+        assumptions: Under which the bounds hold.
+    """
+
+    client: str | None
+    rows: int
+    draws: int
+    delta: float
+    delta_sampling: float
+    divergence: float
+    sampled_error: float
+    empirical_error: float
+    kl_bound: float
+    lambda_bound: float
+    weight: float
+    chance: float
+    commonest_error: float
+    certifies: str
+    assumptions: tuple[str, ...] = ASSUMPTIONS
+
+    @property
+    def majority_bound(self) -> float:
+        """On the error of the majority vote of q: where it errs, half of q or more does."""
+        return min(1.0, 2 * self.kl_bound)
+
+    @property
+    def vacuous(self) -> bool:
+        """Whether a guess is bounded as well."""
+        return self.kl_bound >= self.chance
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, for `certificate.json`."""
+        found = asdict(self) | {"majority_bound": self.majority_bound, "vacuous": self.vacuous}
+        return found | {"assumptions": list(self.assumptions)}
+
+    def lines(self) -> list[str]:
+        """What is to be said of it, a line each; the assumptions last."""
+        limits = {"Gibbs": self.kl_bound, "Gibbs, by PAC-Bayes-λ": self.lambda_bound, "majority": self.majority_bound}
+        # Rounded up: a bound is not to be printed smaller than it is.
+        bounds = ", ".join(
+            f"{name} {math.ceil(1000 * bound) / 1000:.3f}{' (vacuous)' if bound >= self.chance else ''}"
+            for name, bound in limits.items()
+        )
+        return [
+            f"certificate: with probability {1 - self.delta:g} the error on new rows is at most: {bounds}",
+            f"  chance {self.chance:.3f}, commonest label {self.commonest_error:.3f}; {self.rows} rows, "
+            f"{self.divergence:.1f} nats from the prior, error {self.sampled_error:.3f} over {self.draws} draws",
+            f"  of a network drawn from {self.certifies}",
+            *(f"  if {sentence}" for sentence in self.assumptions),
+        ]
+
+
+@struct
+class Counts:
+    """What a certificate is computed from.
+
+    Attributes:
+        wrong: Rows that each draw gets wrong, (draws,).
+        divergence: KL(q ‖ prior), nats.
+        labels: Rows of each class, (classes,).
+    """
+
+    wrong: Array
+    divergence: Array
+    labels: Array
+
+
+def check(method: Any, name: str, task: Task, delta: float, draws: int) -> None:
+    """Raises `UsageError` where there can be no certificate, with the reason."""
+    if not 0 < delta < 1:
+        raise UsageError(f"delta={delta:g} is no chance of failing; choose a number between 0 and 1, such as 0.05.")
+    if draws < LEAST_DRAWS:
+        raise UsageError(f"draws={draws} says little about q; choose {LEAST_DRAWS} or more.")
+    if not isinstance(task.likelihood, Categorical):
+        raise UsageError(
+            "A regression has no certificate, since its loss is not bounded; use the intervals of `run.uncertainty()`."
+        )
+    reason = method.uncertified(task) if isinstance(method, Uncertified) else None
+    if reason is None and not isinstance(method, Certifies):
+        reason = (
+            "it has no distribution over networks, and a single network is infinitely far from every prior; choose a "
+            "Bayesian method, such as pfedbayes"
+        )
+    if reason is not None:
+        raise UsageError(f"{name} has no certificate: {reason}.")
+
+
+def count(method: Any, task: Task, down: Any, posterior: Any, data: Shard, key: Key, num: int) -> Counts:
+    """What `num` networks, drawn from what the method certifies of a posterior, say of the client's rows."""
+    certified = method.certified(task, down, posterior)
+    size, order = batch_size(data.capacity), jnp.arange(max(1, data.capacity))
+
+    def one(key: Key) -> Array:
+        network = certified.draw(key)
+
+        def step(i: Array, wrong: Array) -> Array:
+            batch = data.take(order, i, size)
+            answer = jnp.argmax(task.model.apply(network, batch.x)[0], axis=-1)
+            return wrong + jnp.sum((answer != batch.y) & (batch.mask > 0), dtype=jnp.int32)
+
+        return lax.fori_loop(0, data.num_batches(size), step, jnp.int32(0))
+
+    whole = data.padded()
+    classes = jnp.arange(task.likelihood.num_outputs)
+    labels = lax.map(lambda label: jnp.sum((whole.y == label) & (whole.mask > 0)), classes)
+    wrong = lax.map(one, jax.random.split(key, num), batch_size=min(AT_ONCE, num))
+    return Counts(wrong, certified.divergence, labels)
+
+
+def draw_key(root: Key, t: Array | int, place: Array | int) -> Key:
+    """The key of a client's draws; it follows from the run, so that nobody draws until a bound is small."""
+    return rng.key(root, Stream.CERTIFICATE, t, place)
+
+
+@partial(jax.jit, static_argnames=("num", "mesh", "visits", "batch"))
+def counts_of_clients(
+    method: Any,
+    settled: Any,
+    task: Task,
+    down: Any,
+    train: Shards,
+    root: Key,
+    t: Array,
+    ids: Array,
+    joined: Array,
+    clients: Any,
+    *,
+    num: int,
+    mesh: Mesh,
+    visits: int,
+    batch: int = 1,
+) -> Counts:
+    """The counts of each newcomer under the posterior that an evaluation would use, stacked."""
+
+    def one(shared: tuple, place: tuple[Array, Array, Any]) -> Counts:
+        method, settled, task, down, train, root, t = shared
+        problem = (method, settled, task, down, train, root, t)
+        posterior, *_ = evaluated_posterior(*problem, place, visits=visits, batched=batch > 1)
+        return count(method, task, down, posterior, train.of(place[0]), draw_key(root, t, place[0]), num)
+
+    shared = (method, settled, task, down, train, root, t)
+    return for_each(one, shared, (ids, joined, clients), mesh, batch)
+
+
+@partial(jax.jit, static_argnames="num")
+def counts_of(
+    method: Any, task: Task, down: Any, posterior: Any, data: Shard, root: Key, t: Array, place: Array, *, num: int
+) -> Counts:
+    """The counts of one client."""
+    return count(method, task, down, posterior, data, draw_key(root, t, place), num)
+
+
+def conclude(counts: Counts, delta: float, certifies: str, client: str | None = None) -> Certificate:
+    """The certificate that the counts of one client give."""
+    labels, draws = np.asarray(counts.labels), len(counts.wrong)
+    rows, divergence = int(labels.sum()), float(counts.divergence)
+    if rows == 0:
+        raise UsageError(f"{client or 'The client'} has no rows to certify by; give it some.")
+    if not math.isfinite(divergence):
+        raise UsageError(
+            f"The divergence of {client or 'the client'} from the prior is {divergence}, so that nothing is bounded; a "
+            "posterior that has diverged or has no width is the cause, so lower the step size or widen it."
+        )
+    divergence = max(0.0, divergence)
+    sampled = int(np.sum(counts.wrong, dtype=np.int64)) / (rows * draws)
+    error = pac_bayes.sampled_error(sampled, draws, SAMPLING * delta)
+    cost = pac_bayes.complexity(divergence, rows, (1 - SAMPLING) * delta)
+    by_lambda, weight = pac_bayes.lambda_bound(error, cost)
+    return Certificate(
+        client=client,
+        rows=rows,
+        draws=draws,
+        delta=delta,
+        delta_sampling=SAMPLING * delta,
+        divergence=divergence,
+        sampled_error=sampled,
+        empirical_error=error,
+        kl_bound=pac_bayes.kl_bound(error, cost),
+        lambda_bound=by_lambda,
+        weight=weight,
+        chance=1 - 1 / len(labels),
+        commonest_error=1 - float(labels.max()) / rows,
+        certifies=certifies,
+    )
