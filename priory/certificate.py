@@ -21,6 +21,7 @@ from priory.core import rng
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.core.struct import struct
+from priory.data import Federation
 from priory.evaluate import batch_size, evaluated_posterior, for_each
 from priory.fed.method import Certifies, Task, Uncertified
 from priory.fed.shard import Shard, Shards
@@ -111,6 +112,18 @@ class Certificate:
         ]
 
 
+def summary(found: dict[str, Certificate]) -> str:
+    """One line on the certificates of several clients."""
+    bounds = [one.kl_bound for one in found.values()]
+    useful = sum(not one.vacuous for one in found.values())
+    one = next(iter(found.values()))
+    return (
+        f"certificates at {1 - one.delta:g} for each of {len(found)} newcomers: {useful} below chance "
+        f"({one.chance:.3f}), median bound on the Gibbs error {np.median(bounds):.3f}, if their rows are independent "
+        "and chose nothing"
+    )
+
+
 @struct
 class Counts:
     """What a certificate is computed from.
@@ -128,10 +141,7 @@ class Counts:
 
 def check(method: Any, name: str, task: Task, delta: float, draws: int) -> None:
     """Raises `UsageError` where there can be no certificate, with the reason."""
-    if not 0 < delta < 1:
-        raise UsageError(f"delta={delta:g} is no chance of failing; choose a number between 0 and 1, such as 0.05.")
-    if draws < LEAST_DRAWS:
-        raise UsageError(f"draws={draws} says little about q; choose {LEAST_DRAWS} or more.")
+    check_numbers(delta, draws)
     if not isinstance(task.likelihood, Categorical):
         raise UsageError(
             "A regression has no certificate, since its loss is not bounded; use the intervals of `run.uncertainty()`."
@@ -144,6 +154,26 @@ def check(method: Any, name: str, task: Task, delta: float, draws: int) -> None:
         )
     if reason is not None:
         raise UsageError(f"{name} has no certificate: {reason}.")
+
+
+def check_numbers(delta: float, draws: int) -> None:
+    """Raises `UsageError` on a chance or a number of draws that cannot be."""
+    if not 0 < delta < 1:
+        raise UsageError(f"delta={delta:g} is no chance of failing; choose a number between 0 and 1, such as 0.05.")
+    if draws < LEAST_DRAWS:
+        raise UsageError(f"draws={draws} says little about the model; choose {LEAST_DRAWS} or more.")
+
+
+def check_newcomers(federation: Federation) -> np.ndarray:
+    """The newcomers that have training rows; raises `UsageError` where there are none."""
+    num = federation.num_clients
+    ids = num + np.flatnonzero(federation.train.count[num:])
+    if not len(ids):
+        raise UsageError(
+            "No client with training rows was held out, and of the others the prior has seen the rows; hold some out "
+            "with --newcomers 0.2, or give `Run.certificate` a prior that has not seen the client."
+        )
+    return ids
 
 
 def count(method: Any, task: Task, down: Any, posterior: Any, data: Shard, key: Key, num: int) -> Counts:

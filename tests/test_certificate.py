@@ -171,7 +171,7 @@ def test_a_bound_at_or_above_chance_is_called_vacuous_and_none_is_printed_too_sm
     [
         ({"delta": 0.0}, "delta=0 is no chance"),
         ({"delta": 1.0}, "delta=1 is no chance"),
-        ({"draws": 999}, "draws=999 says little"),
+        ({"draws": 999}, "draws=999 says little about the model"),
         ({"task": dataclasses.replace(TASK, likelihood=Gaussian(1.0))}, "A regression has no certificate"),
         ({"method": object()}, "alpha has no certificate: it has no distribution over networks"),
     ],

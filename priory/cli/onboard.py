@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from priory import report
+from priory import certificate, report
 from priory.cli import flags
 from priory.cli.models import MODEL
 from priory.cli.rows import Rows, read_rows
@@ -25,7 +25,8 @@ from priory.store import RunDirectory, write_atomically
 TEXT = (
     "Give a client that never took part a model of its own, and score it or predict with it. With labels the client "
     "learns as a participant would, with inputs alone where the method can, and without data it gets the model of the "
-    "population. The run itself stays as it is."
+    "population. The run itself stays as it is. Where the method has one, a model from labels comes with a "
+    "certificate: a bound on its error on new rows."
 )
 NO_DATA, INPUTS, LABELS = "no data", "inputs alone", "inputs and labels"
 KEYS = {NO_DATA: "global", INPUTS: "unlabelled", LABELS: "labelled"}  # of scores.json
@@ -41,22 +42,29 @@ class Options:
         data: Its examples, with or without labels: .npz (x, y, scale) or .csv with the columns of the run's table.
         predict: File with the rows to predict, in the same form; by default the examples, where they have no labels.
         target: Column of the labels (CSV); by default the one that the run predicts.
+        labels: Learn from the labels of the file; with --no-labels they only score what inputs alone give.
         name: Goes to DIR/onboarded/NAME; by default the name of the file, with -2, -3 … where that is taken.
         test: Fraction of labelled rows that is held out and scored; with 0 all are learned from, and none is scored.
         seed: Seed that chooses the rows held out.
+        delta: The chance that the certificate fails.
+        draws: Networks drawn for the certificate.
     """
 
     data: str | None = None
     predict: str | None = None
     target: str | None = None
+    labels: bool = True
     name: str | None = None
     test: float = 0.2
     seed: int = 0
+    delta: float = certificate.DELTA
+    draws: int = certificate.DRAWS
 
     def check(self) -> None:
         """Raise on what can be seen before the run is read."""
         checks.fraction("test", self.test)
         checks.whole("seed", self.seed, 0)
+        certificate.check_numbers(self.delta, self.draws)
         if self.data is None and self.predict is None:
             raise UsageError(
                 "Neither --data nor --predict is given, and a client without data needs rows to predict; "
@@ -75,6 +83,7 @@ class Outcome:
     model: PersonalModel
     way: str
     scores: dict[str, Any] | None
+    certificate: dict[str, Any] | None = None
 
 
 def onboard(argv: Sequence[str]) -> int:
@@ -89,16 +98,14 @@ def onboard(argv: Sequence[str]) -> int:
             f"{path} is not finished, and a client joins a finished run; end it with `priory resume {path}`."
         )
     run, console = load(path), report.console()
-    data = (
-        None
-        if chosen.data is None
-        else read_rows(run.federation.form, run.task.likelihood, chosen.data, chosen.target, labels=True)
-    )
-    asked = None if chosen.predict is None else read_rows(run.federation.form, run.task.likelihood, chosen.predict)
-    if asked is None and data is not None and data.y is None:
+    form, likelihood = run.federation.form, run.task.likelihood
+    data = None if chosen.data is None else read_rows(form, likelihood, chosen.data, chosen.target, labels=True)
+    asked = None if chosen.predict is None else read_rows(form, likelihood, chosen.predict)
+    if asked is None and data is not None and (data.y is None or not chosen.labels):
         asked = data
     outcome = _joined(run, data, chosen, asked is not None, console)
-    files = {} if outcome.scores is None else {"scores.json": json.dumps(outcome.scores, indent=2) + "\n"}
+    found = {"scores.json": outcome.scores, "certificate.json": outcome.certificate}
+    files = {name: json.dumps(table, indent=2) + "\n" for name, table in found.items() if table is not None}
     if asked is not None:
         files["predictions.csv"] = _predictions(outcome, asked, console)
     place = _write(path / "onboarded" / (chosen.name or Path(chosen.data or chosen.predict or "").stem), files)
@@ -115,7 +122,7 @@ def _joined(run: Run, data: Rows | None, chosen: Options, has_task: bool, consol
         model = run.onboard()
         console.print(f"{title}: a client without data gets the model of the population", markup=False, soft_wrap=True)
         return Outcome(model, NO_DATA, None)
-    if data.y is not None:
+    if data.y is not None and chosen.labels:
         return _labelled(run, data, chosen, has_task, console)
     model = run.onboard(data.x, encoded=True)
     can = isinstance(run.method, Unlabelled)
@@ -124,10 +131,17 @@ def _joined(run: Run, data: Rows | None, chosen: Options, has_task: bool, consol
         if can
         else (f"the model of the population, since {run.name} cannot use inputs without labels")
     )
-    console.print(f"{title}: {len(data.x)} rows without labels give {words}", markup=False, soft_wrap=True)
+    rows = f"{len(data.x)} rows {'without labels' if data.y is None else 'whose labels are left aside'}"
+    console.print(f"{title}: {rows} give {words}", markup=False, soft_wrap=True)
     if run.federation.encoder is not None and "target" not in run.federation.spec and chosen.target is None:
         console.print("(if a column holds labels, name it with --target)", markup=False)
-    return Outcome(model, INPUTS if can else NO_DATA, None)
+    way = INPUTS if can else NO_DATA
+    if data.y is None:
+        return Outcome(model, way, None)
+    models = {NO_DATA: run.onboard()} if isinstance(run.method, Population) else {}
+    told = {"rows": len(data.x), "held_out": 0, "scores": _compared(models | {way: model}, data, console)}
+    console.print("(scored by the labels of the same rows, which no model has seen)", markup=False)
+    return Outcome(model, way, told)
 
 
 def _labelled(run: Run, data: Rows, chosen: Options, has_task: bool, console: Console) -> Outcome:
@@ -147,18 +161,47 @@ def _labelled(run: Run, data: Rows, chosen: Options, has_task: bool, console: Co
     title = f"{run.name} on {run.federation.name}: {len(own.x)} rows with labels give a personal model"
     console.print(f"{title}, scored on {len(held.x)} held out" if scored else title, markup=False, soft_wrap=True)
     if not scored:
-        return Outcome(model, LABELS, None)
+        return Outcome(model, LABELS, None, _certified(model, chosen, console))
     models = {NO_DATA: run.onboard()} if isinstance(run.method, Population) else {}
     models |= {INPUTS: run.onboard(own.x, encoded=True)} if isinstance(run.method, Unlabelled) else {}
     models |= {LABELS: model}
-    scores = {way: one.score(held.x, held.y, held.scale, encoded=True).to_json() for way, one in models.items()}
+    plain = _compared(models, held, console)
+    told = {"rows": len(own.x), "held_out": len(held.x), "test": chosen.test, "seed": chosen.seed, "scores": plain}
+    told["uncertainty"] = _uncertainty(model, held, console)
+    proved = _certified(model, chosen, console)
+    return Outcome(model.calibrated(held.x, held.y, held.scale, encoded=True), LABELS, told, proved)
+
+
+def _compared(models: dict[str, PersonalModel], rows: Rows, console: Console) -> dict[str, Any]:
+    """The scores of each way on labelled rows, after a table of them."""
+    scores = {way: one.score(rows.x, rows.y, rows.scale, encoded=True).to_json() for way, one in models.items()}
     console.print()
     console.print(report.ways_table(scores))
     console.print()
-    plain = {KEYS[way]: {k: v for k, v in found.items() if k != "clients"} for way, found in scores.items()}
-    model = model.calibrated(held.x, held.y, held.scale, encoded=True)
-    told = {"rows": len(own.x), "held_out": len(held.x), "test": chosen.test, "seed": chosen.seed, "scores": plain}
-    return Outcome(model, LABELS, told)
+    return {KEYS[way]: {k: v for k, v in found.items() if k != "clients"} for way, found in scores.items()}
+
+
+def _uncertainty(model: PersonalModel, held: Rows, console: Console) -> dict[str, float]:
+    """How unsure the personal model is of the held-out rows, after saying so."""
+    whole, epistemic = (float(np.mean(part)) for part in model.doubts(held.x, held.scale, encoded=True))
+    is_class = model.form.num_classes is not None
+    name, unit = ("entropy", " nats") if is_class else ("standard deviation", "")
+    console.print(
+        f"its mean {name} on the held-out rows is {whole:.3g}{unit}, epistemic {epistemic:.3g}{unit}", markup=False
+    )
+    return {name.replace(" ", "_"): whole, "epistemic": epistemic}
+
+
+def _certified(model: PersonalModel, chosen: Options, console: Console) -> dict[str, Any] | None:
+    """The certificate of the personal model on the rows that it learned from, or None, after saying it or why not."""
+    try:
+        found = model.certificate(chosen.delta, chosen.draws)
+    except UsageError as error:
+        console.print(str(error), markup=False, soft_wrap=True)
+        return None
+    for line in found.lines():
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return found.to_json()
 
 
 def _predictions(outcome: Outcome, asked: Rows, console: Console) -> str:

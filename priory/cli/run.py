@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from priory import methods, report, track
+from priory import certificate, methods, report, track
 from priory import tune as tuner
 from priory.cli import effect_tables, federation, flags, progress, start
 from priory.cli.app import INTERRUPTED
@@ -18,6 +18,7 @@ from priory.cli.flags import Flag
 from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.engine import Run, Settings, manifest, resume, simulate
+from priory.engine.problem import tasks_of
 from priory.fed.method import Alone
 from priory.store import RunDirectory, read_manifest
 
@@ -35,12 +36,14 @@ class Output:
         out: Run directory; runs/METHOD-DATA-sSEED by default, with -2, -3 … where that is taken.
         devices: Host devices that share the clients; one for each core by default (CPU only).
         alone: With several models, train every client alone as well and compare at the end.
+        certify: At the end, bound the error of every newcomer (certificates.json); needs --newcomers.
         track: Tool that settings, metrics and summary are sent to besides (an extra of that name).
     """
 
     out: str | None = None
     devices: int | None = None
     alone: bool = True
+    certify: bool = False
     track: Tool | None = None
 
 
@@ -52,12 +55,14 @@ class Elsewhere:
         out: Run directory; runs/METHOD-DATA-sSEED by default, with -2, -3 … where that is taken.
         devices: Host devices that share the clients; by default as many as the manifest records (CPU only).
         alone: With several models, train every client alone as well and compare at the end.
+        certify: At the end, bound the error of every newcomer (certificates.json); needs --newcomers.
         track: Tool that settings, metrics and summary are sent to besides (an extra of that name).
     """
 
     out: str | None = None
     devices: int | None = None
     alone: bool = True
+    certify: bool = False
     track: Tool | None = None
 
 
@@ -88,22 +93,25 @@ def run(argv: Sequence[str]) -> int:
         flags.build(method, values["method"]),
         chosen.federation(),
         settings_from(values["run"], chosen),
-        Output(**values["output"]),
+        Elsewhere(**values["output"]),
     )
 
 
 def resume_command(argv: Sequence[str]) -> int:
     """The exit code of `priory resume`."""
     text = "Go on with a run from its last checkpoint; the result has the same bits as a run that was never stopped."
-    more = flags.group("more", "", [flags.find(Elsewhere(), name, "resume") for name in ("alone", "track")])
-    values = flags.parse(run_groups("resume") | {"more": more}, argv, prog="priory resume", text=text)
-    track.check(values["more"]["track"])
+    end_flags = [flags.find(Elsewhere(), name, "resume") for name in ("alone", "certify", "track")]
+    values = flags.parse(
+        run_groups("resume") | {"end": flags.group("end", "", end_flags)}, argv, prog="priory resume", text=text
+    )
+    end = Elsewhere(**values["end"])
+    track.check(end.track)
     path, table = opened(values)
     if RunDirectory(path).summary() is not None:
         report.console().print(f"{path} is finished already.")
     with progress.interruptible() as stop, progress.watching(_label(table)) as watcher:
-        finished = resume(path, listener=watcher, stop=stop, track=values["more"]["track"])
-    return conclude(finished) or _compare_architectures(finished, values["more"]["alone"])
+        finished = resume(path, listener=watcher, stop=stop, track=end.track)
+    return _end(finished, end)
 
 
 def named_run(argv: Sequence[str], command: str, text: str) -> tuple[Path, dict[str, Any]]:
@@ -179,7 +187,7 @@ def settled(method: Any, data: Federation, settings: Settings) -> Any:
     return dataclasses.replace(method, clusters=number)
 
 
-def conclude(finished: Run) -> int:
+def conclude(finished: Run, certify: bool = False) -> int:
     """The exit code of a run, after printing what it ended with or how to go on."""
     console = report.console()
     if finished.completed < finished.session.last_round:
@@ -196,12 +204,17 @@ def conclude(finished: Run) -> int:
     console.print()
     for line in report.run_lines(summary):
         console.print(line, markup=False)
+    if certify:
+        console.print(certificate.summary(finished.certificates()), markup=False, soft_wrap=True)
     console.print(f"run directory: {finished.path}", markup=False, soft_wrap=True)
     return 0
 
 
-def _simulate(method: Any, data: Federation, settings: Settings, output: Output | Elsewhere) -> int:
+def _simulate(method: Any, data: Federation, settings: Settings, output: Elsewhere) -> int:
     name = methods.name_of(method)
+    if output.certify:  # before anything is computed
+        certificate.check(method, name, tasks_of(data, settings)[0], certificate.DELTA, certificate.DRAWS)
+        certificate.check_newcomers(data)
     path = (
         Path(output.out) if output.out else free_path(Path("runs") / f"{name}-{Path(data.name).stem}-s{settings.seed}")
     )
@@ -210,8 +223,12 @@ def _simulate(method: Any, data: Federation, settings: Settings, output: Output 
     with progress.interruptible() as stop, progress.watching(name) as watcher:
         how: dict[str, Any] = {"listener": watcher, "stop": stop, "track": output.track}
         finished = simulate(method, data, out=path, **how, **dataclasses.asdict(settings))
-    code = conclude(finished)
-    return code or _compare_architectures(finished, output.alone)
+    return _end(finished, output)
+
+
+def _end(finished: Run, output: Elsewhere) -> int:
+    """The exit code, after all that a run ends with."""
+    return conclude(finished, output.certify) or _compare_architectures(finished, output.alone)
 
 
 def _tracked(run: Run) -> str:

@@ -49,13 +49,7 @@ def certify(
 def of_newcomers(run: Run, delta: float, draws: int) -> dict[str, Certificate]:
     """The certificates of all newcomers with training rows, by name; written down where the run has a directory."""
     certificate.check(run.method, run.name, run.task, delta, draws)
-    num = run.task.num_clients
-    ids = num + np.flatnonzero(run.federation.train.count[num:])
-    if not len(ids):
-        raise UsageError(
-            "No client with training rows was held out, and of the others the prior has seen the rows; hold some out "
-            "with --newcomers 0.2, or give `certificate` a prior that has not seen the client."
-        )
+    ids = certificate.check_newcomers(run.federation)
     found = _of_each(run, ids, delta, draws)
     if run.path is not None and jax.process_index() == 0:
         try:

@@ -17,7 +17,7 @@ from priory.data.form import Form
 from priory.effects import arviz, draws_data
 from priory.engine import certified
 from priory.engine.certified import Basis
-from priory.evaluate import tally
+from priory.evaluate import doubts_of, tally
 from priory.fed.method import Draws, Effects, Predictive, Task
 from priory.fed.shard import Pool, Shard
 from priory.metrics import RegressionScores, Scores
@@ -222,6 +222,15 @@ class PersonalModel:
         assert found is not None  # no examples at all have been refused
         return found
 
+    def doubts(self, x: Any, scale: Any = None, encoded: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """How unsure the model is of each input, (batch,), and the epistemic part, which more data would lessen.
+
+        Nats of a class, or standard deviations of a target; arguments as for `predict`.
+        """
+        data = shard_of(self.form, x, None, scale, encoded)
+        both = np.asarray(_doubts(self.method, self.task, self.posterior, jax.random.clone(self.key), data))
+        return both[0], both[1]
+
     def certificate(self, delta: float = DELTA, draws: int = DRAWS) -> Certificate:
         """A bound, at 1 − delta, on the error on new rows of a client that took no part, from the rows it learned from.
 
@@ -319,6 +328,11 @@ def _predict(method: Any, task: Task, posterior: Any, x: Array, key: Key) -> Pre
 @jax.jit
 def _tally(method: Any, task: Task, posterior: Any, data: Shard, key: Key) -> Any:
     return tally(method, task, posterior, data, key)
+
+
+@jax.jit
+def _doubts(method: Any, task: Task, posterior: Any, key: Key, data: Shard) -> Array:
+    return doubts_of(method, task, posterior, key, data)
 
 
 @jax.jit

@@ -321,7 +321,19 @@ def test_a_full_disk_ends_in_one_sentence(made, capsys, monkeypatch):
 def test_the_help_explains_every_flag(capsys):
     assert main(["onboard", "--help"]) == 0
     out = capsys.readouterr().out
-    for word in ("DIR", "--data", "--predict", "--target", "--name", "--test", "--seed", "population"):
+    for word in (
+        "DIR",
+        "--data",
+        "--predict",
+        "--target",
+        "--name",
+        "--test",
+        "--seed",
+        "--no-labels",
+        "--delta",
+        "--draws",
+        "population",
+    ):
         assert word in out
 
 
@@ -343,3 +355,55 @@ def test_the_commands_of_the_page_run(capsys):
         assert main([*short, *(["--rounds", "1", "--model", "mlp:8"] if short[0] == "run" else [])]) == 0
     assert sorted(os.listdir("runs/digits/onboarded")) == ["clinic", "clinic-2", "nobody", "ward"]
     assert "newcomers, unlabelled" in capsys.readouterr().out
+
+
+def test_a_bayesian_model_comes_with_a_certificate_of_the_rows_it_learned_from(made, capsys):
+    out = told(["onboard", made("pfedbayes"), "--data", "clinic.npz", "--delta", "0.1", "--draws", "1500"], capsys)
+    found = json.loads(Path("pfedbayes/onboarded/clinic/certificate.json").read_text())
+    assert (found["rows"], found["draws"], found["delta"]) == (40, 1500, 0.1)
+    run, (x, y) = priory.load("pfedbayes"), np.load("clinic.npz").values()
+    held = hold_out(np.zeros(50, int), y.astype(int), 0.2, stream(0, Purpose.TEST))
+    model = run.onboard(x[~held], y[~held])
+    assert found == model.certificate(delta=0.1, draws=1500).to_json()
+    assert "with probability 0.9 the error on new rows is at most: Gibbs" in out
+    for sentence in found["assumptions"]:
+        assert f"  if {sentence}" in out
+    table = json.loads(Path("pfedbayes/onboarded/clinic/scores.json").read_text())
+    doubts = table["uncertainty"]
+    assert doubts["entropy"] == pytest.approx(table["scores"]["labelled"]["uncertainty"], rel=1e-5)
+    assert 0 < doubts["epistemic"] < doubts["entropy"]
+    assert "on the held-out rows is" in out
+
+
+def test_a_bound_that_says_nothing_is_called_vacuous(made, capsys):
+    x, y = np.load("clinic.npz").values()
+    np.savez("few.npz", x=x[:6], y=y[:6])
+    out = told(["onboard", made("pfedbayes"), "--data", "few.npz", "--test", "0", "--predict", "ward.npz"], capsys)
+    assert out.count("(vacuous)") == 3
+    assert json.loads(Path("pfedbayes/onboarded/few/certificate.json").read_text())["vacuous"] is True
+
+
+def test_a_method_without_a_certificate_says_why_and_writes_none(made, capsys):
+    out = told(["onboard", made("fedavg"), "--data", "clinic.npz"], capsys)
+    assert "fedavg has no certificate: it has no distribution over networks" in out
+    assert os.listdir("fedavg/onboarded/clinic") == ["scores.json"]
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [(["--delta", "0"], "delta=0 is no chance"), (["--draws", "10"], "draws=10 says little")],
+)
+def test_numbers_that_no_certificate_can_have_end_in_one_sentence(made, capsys, more, named):
+    assert named in complaint(["onboard", made("fedavg"), "--data", "clinic.npz", *more], capsys)
+    assert not Path("fedavg/onboarded").exists()
+
+
+def test_labels_that_are_left_aside_score_what_inputs_alone_give(made, capsys):
+    out = told(["onboard", made("shifted"), "--data", "clinic.npz", "--no-labels"], capsys)
+    assert "50 rows whose labels are left aside give a model from the inputs alone" in out
+    assert sorted(os.listdir("shifted/onboarded/clinic")) == ["predictions.csv", "scores.json"]
+    found = json.loads(Path("shifted/onboarded/clinic/scores.json").read_text())["scores"]
+    run, (x, y) = priory.load("shifted"), np.load("clinic.npz").values()
+    assert found["unlabelled"]["nll"] == pytest.approx(run.onboard(x).score(x, y).nll, rel=1e-6)
+    assert found["global"]["nll"] == pytest.approx(run.onboard().score(x, y).nll, rel=1e-6)
+    assert set(found) == {"global", "unlabelled"}

@@ -1,0 +1,93 @@
+"""Certificates of a run: of its newcomers, of who is onboarded, and of a client that took part under another prior."""
+
+import json
+
+import pytest
+
+import priory
+from priory.core.errors import UsageError
+
+# One batch holds every client; few draws of a step, and a prior that a client may leave.
+METHOD = priory.PFedBayes(zeta=1.0, work=priory.Work(steps=5, batch_size=16))
+
+
+@pytest.fixture(scope="module")
+def held_out(arrays):
+    """The federation with a third of its clients kept as newcomers."""
+    return priory.data.from_arrays(**arrays, test=0.2, newcomers=0.34, seed=0)
+
+
+@pytest.fixture(scope="module")
+def run(simulate, held_out, tmp_path_factory):
+    """A finished run with a directory."""
+    return simulate(METHOD, held_out, cohort=2, out=tmp_path_factory.mktemp("runs") / "a")
+
+
+@pytest.fixture(scope="module")
+def found(run):
+    """The certificates of its newcomers."""
+    return run.certificates()
+
+
+def test_every_newcomer_has_one_from_its_training_rows(run, found):
+    federation = run.federation
+    assert list(found) == list(federation.clients[federation.num_clients :])
+    for name, one in found.items():
+        assert one.rows == federation.train.count[federation.index(name)]
+        assert (one.client, one.draws, one.delta) == (name, 1000, 0.05)
+        assert one.sampled_error <= one.empirical_error <= one.kl_bound <= one.lambda_bound
+        assert one.divergence > 0
+        assert one.chance == 0.5
+
+
+def test_they_are_kept_in_the_run_directory_and_a_loaded_run_finds_the_same(run, found):
+    kept = json.loads((run.path / "certificates.json").read_text())
+    assert kept == {name: one.to_json() for name, one in found.items()}
+    name = next(iter(found))
+    assert priory.load(run.path, federation=run.federation).certificate(name) == found[name]
+
+
+def test_the_divergence_is_that_of_the_posterior_from_what_was_broadcast(run):
+    own = run.federation.rows(run.federation.num_clients, "train")
+    model = run.onboard(run.federation.x[own], run.federation.y[own])
+    expected = METHOD.divergence(run.task, METHOD.broadcast(run.server), model.posterior)
+    assert model.certificate().divergence == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_client_that_took_part_is_refused_with_the_reason(run):
+    for ask in (lambda: run.certificate(0), lambda: run.client(0).certificate()):
+        with pytest.raises(UsageError, match="took part in the training, so that the prior has seen its rows"):
+            ask()
+
+
+def test_a_model_made_without_labels_is_refused_with_the_reason(run):
+    with pytest.raises(UsageError, match="made without labels"):
+        run.onboard().certificate()
+
+
+def test_a_run_without_newcomers_has_none(simulate):
+    with pytest.raises(UsageError, match="No client with training rows was held out"):
+        simulate(METHOD).certificates()
+
+
+def test_a_client_that_took_part_has_one_under_the_prior_of_a_run_that_held_it_out(run, simulate):
+    everybody = simulate(METHOD)
+    newcomer = run.federation.clients[-1]
+    found = everybody.certificate(newcomer, prior=run)
+    down = METHOD.broadcast(run.server)
+    expected = METHOD.divergence(run.task, down, everybody.client(newcomer).posterior)
+    assert found.divergence == pytest.approx(float(expected), rel=1e-5)
+    assert found.rows == run.federation.train.count[-1]
+    with pytest.raises(UsageError, match=r"is no newcomer of the run given as `prior`"):
+        everybody.certificate(run.federation.clients[0], prior=run)
+    with pytest.raises(UsageError, match="was held out of this run, which is prior enough"):
+        run.certificate(newcomer, prior=run)
+
+
+def test_a_prior_of_another_method_or_of_other_rows_is_refused(run, simulate, arrays):
+    newcomer = run.federation.clients[-1]
+    with pytest.raises(UsageError, match="another method, model or form of inputs"):
+        simulate(priory.SFedBayes(work=METHOD.work)).certificate(newcomer, prior=run)
+    turned = priory.data.from_arrays(**(arrays | {"y": 1 - arrays["y"]}), test=0.2, seed=0)
+    with pytest.raises(UsageError, match="has other training rows in `prior`"):
+        simulate(METHOD, turned).certificate(newcomer, prior=run)
