@@ -1,5 +1,6 @@
 """Certificates of a run: of its newcomers, of who is onboarded, and of a client that took part under another prior."""
 
+import dataclasses
 import json
 
 import pytest
@@ -21,6 +22,12 @@ def held_out(arrays):
 def run(simulate, held_out, tmp_path_factory):
     """A finished run with a directory."""
     return simulate(METHOD, held_out, cohort=2, out=tmp_path_factory.mktemp("runs") / "a")
+
+
+@pytest.fixture(scope="module")
+def everybody(simulate):
+    """A run in which all clients took part."""
+    return simulate(METHOD)
 
 
 @pytest.fixture(scope="module")
@@ -65,29 +72,28 @@ def test_a_model_made_without_labels_is_refused_with_the_reason(run):
         run.onboard().certificate()
 
 
-def test_a_run_without_newcomers_has_none(simulate):
+def test_a_run_without_newcomers_has_none(everybody):
     with pytest.raises(UsageError, match="No client with training rows was held out"):
-        simulate(METHOD).certificates()
+        everybody.certificates()
 
 
-def test_a_client_that_took_part_has_one_under_the_prior_of_a_run_that_held_it_out(run, simulate):
-    everybody = simulate(METHOD)
+def test_a_client_that_took_part_has_one_under_the_prior_of_a_run_that_held_it_out(run, everybody):
     newcomer = run.federation.clients[-1]
     found = everybody.certificate(newcomer, prior=run)
     down = METHOD.broadcast(run.server)
     expected = METHOD.divergence(run.task, down, everybody.client(newcomer).posterior)
     assert found.divergence == pytest.approx(float(expected), rel=1e-5)
     assert found.rows == run.federation.train.count[-1]
+
+
+def test_a_prior_that_is_none_is_refused(run, everybody, arrays):
+    newcomer = run.federation.clients[-1]
     with pytest.raises(UsageError, match=r"is no newcomer of the run given as `prior`"):
         everybody.certificate(run.federation.clients[0], prior=run)
     with pytest.raises(UsageError, match="was held out of this run, which is prior enough"):
         run.certificate(newcomer, prior=run)
-
-
-def test_a_prior_of_another_method_or_of_other_rows_is_refused(run, simulate, arrays):
-    newcomer = run.federation.clients[-1]
     with pytest.raises(UsageError, match="another method, model or form of inputs"):
-        simulate(priory.SFedBayes(work=METHOD.work)).certificate(newcomer, prior=run)
+        dataclasses.replace(everybody, method=priory.SFedBayes()).certificate(newcomer, prior=run)
     turned = priory.data.from_arrays(**(arrays | {"y": 1 - arrays["y"]}), test=0.2, seed=0)
     with pytest.raises(UsageError, match="has other training rows in `prior`"):
-        simulate(METHOD, turned).certificate(newcomer, prior=run)
+        dataclasses.replace(everybody, federation=turned).certificate(newcomer, prior=run)

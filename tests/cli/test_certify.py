@@ -1,0 +1,47 @@
+"""`priory run --certify`: one line on the newcomers' certificates, their file, and what is refused before the run."""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+import priory
+from priory.cli import main
+
+TINY = ["--data", "digits", "--clients", "5", "--rounds", "2", "--model", "linear", "--out", "a"]
+
+
+@pytest.fixture(autouse=True)
+def _somewhere_else(tmp_path, monkeypatch):
+    jax.devices()
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_run_ends_with_a_line_on_its_certificates_and_resume_gives_the_same(capsys):
+    assert main(["run", "pfedbayes", *TINY, "--newcomers", "0.4", "--certify"]) == 0
+    found = json.loads(Path("a/certificates.json").read_text())
+    assert list(found) == list(priory.load("a").federation.clients[3:])
+    useful = sum(not one["vacuous"] for one in found.values())
+    median = sum(one["kl_bound"] for one in found.values()) / 2
+    line = re.search(r"certificates at .*\n(?:.*\n)??(?=run directory)", capsys.readouterr().out)
+    assert line is not None
+    assert f"each of 2 newcomers: {useful} below chance (0.900)" in line[0]
+    assert f"median bound on the Gibbs error {median:.3f}" in line[0]
+    Path("a/certificates.json").unlink()
+    assert main(["resume", "a", "--certify"]) == 0
+    assert json.loads(Path("a/certificates.json").read_text()) == found
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["fedavg", *TINY, "--newcomers", "0.4"], "fedavg has no certificate"),
+        (["pfedbayes", *TINY], "No client with training rows was held out"),
+    ],
+)
+def test_what_cannot_be_certified_is_refused_before_anything_is_written(argv, reason, capsys):
+    assert main(["run", *argv, "--certify"]) == 2
+    assert reason in capsys.readouterr().err
+    assert not Path("a").exists()
