@@ -128,7 +128,7 @@ def test_damage_of_a_slot_that_nobody_reads_is_not_noticed(tmp_path):
 
 def test_a_file_of_another_size_is_refused(tmp_path):
     opened(tmp_path, num=3).close()
-    with pytest.raises(UsageError, match=r"belongs to another run; choose another directory"):
+    with pytest.raises(UsageError, match=r"was cut or belongs to another run; start the run again in another"):
         opened(tmp_path, num=4)
 
 
@@ -279,10 +279,11 @@ def test_a_torn_last_line_of_the_metrics_is_not_read(tmp_path):
 
 def test_a_directory_that_holds_a_run_is_left_alone(tmp_path):
     directory = RunDirectory(tmp_path / "run")
-    directory.create({"run": {"rounds": 3}})
+    written = {"run": {"rounds": 3}, "environment": {"data_checksum": "0"}}
+    directory.create(written)
     with pytest.raises(UsageError, match=r"holds a run already.*priory resume"):
         directory.create({"run": {"rounds": 4}})
-    assert directory.manifest() == {"run": {"rounds": 3}}
+    assert directory.manifest() == written
 
 
 def test_a_directory_that_cannot_be_made_ends_in_a_sentence(tmp_path):
