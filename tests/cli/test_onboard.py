@@ -386,7 +386,7 @@ def test_a_bound_that_says_nothing_is_called_vacuous(made, capsys):
 def test_a_method_without_a_certificate_says_why_and_writes_none(made, capsys):
     out = told(["onboard", made("fedavg"), "--data", "clinic.npz"], capsys)
     assert "fedavg has no certificate: it has no distribution over networks" in out
-    assert os.listdir("fedavg/onboarded/clinic") == ["scores.json"]
+    assert sorted(os.listdir("fedavg/onboarded/clinic")) == ["model", "scores.json"]
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_numbers_that_no_certificate_can_have_end_in_one_sentence(made, capsys, 
 def test_labels_that_are_left_aside_score_what_inputs_alone_give(made, capsys):
     out = told(["onboard", made("shifted"), "--data", "clinic.npz", "--no-labels"], capsys)
     assert "50 rows whose labels are left aside give a model from the inputs alone" in out
-    assert sorted(os.listdir("shifted/onboarded/clinic")) == ["predictions.csv", "scores.json"]
+    assert sorted(os.listdir("shifted/onboarded/clinic")) == ["model", "predictions.csv", "scores.json"]
     found = json.loads(Path("shifted/onboarded/clinic/scores.json").read_text())["scores"]
     run, (x, y) = priory.load("shifted"), np.load("clinic.npz").values()
     assert found["unlabelled"]["nll"] == pytest.approx(run.onboard(x).score(x, y).nll, rel=1e-6)

@@ -244,7 +244,7 @@ DAMAGES = {
     "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoint"), "holds no checkpoint"),
     "not finished": (lambda run: (run / "summary.json").unlink(), "is not finished"),
     "manifest cut": (lambda run: cut(run / "manifest.toml"), ""),
-    "manifest empty": (lambda run: (run / "manifest.toml").write_text(""), "has no [method] table"),
+    "manifest empty": (lambda run: (run / "manifest.toml").write_text(""), "was cut or was not written by a run"),
     "summary cut": (lambda run: cut(run / "summary.json"), "summary.json is damaged"),
     "clients cut": (lambda run: cut(run / "clients.json"), "clients.json is damaged"),
     "commit cut": (lambda run: cut(run / "checkpoint" / "commit.json"), "commit.json is not a commit"),
