@@ -79,7 +79,8 @@ class Skeleton:
         return point(task.model.apply(posterior, x)[0])
 
     # Optional: `population` if there is a global model, `reference` for what a client that learned nothing would send,
-    # `divergence` and `draws` if the posterior is a distribution (see priory/fed/method.py).
+    # `divergence` and `draws` if the posterior is a distribution, `certified` if it may have a certificate (see
+    # priory/fed/method.py).
 
     def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
         del task, data, key

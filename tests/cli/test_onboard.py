@@ -19,9 +19,9 @@ from priory import methods
 from priory.cli import main, onboard
 from priory.core.struct import replace, struct
 from priory.data.splits import Purpose, hold_out, stream
-from priory.fed.method import Population, Unlabelled
+from priory.fed.method import Certifies, Population, Unlabelled
 
-PAGE = Path(__file__).parents[2] / "docs" / "onboarding.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "newcomers.md"
 TINY = ["--data", "digits", "--clients", "5", "--rounds", "2", "--model", "linear"]
 
 
@@ -346,14 +346,20 @@ def test_the_page_tells_which_method_offers_which_way():
     }
 
 
+def test_the_page_tells_which_methods_certify():
+    section = PAGE.read_text().split("### Which method certifies what")[1].split("\n### ")[0]
+    rows = re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE)
+    assert rows == [name for name, cls in methods.REGISTRY.items() if isinstance(cls(), Certifies)]
+
+
 @pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")  # one round is too little, and is said to be
 def test_the_commands_of_the_page_run(capsys):
     commands = re.findall(r"^\$ priory ([^#\n]*)", PAGE.read_text(), re.MULTILINE)
-    assert [command.split()[0] for command in commands] == ["run", *["onboard"] * 4]
+    assert [command.split()[0] for command in commands] == ["run", *["onboard"] * 5]
     for command in commands:
         short = re.sub(r" --rounds \d+", "", command).split()
         assert main([*short, *(["--rounds", "1", "--model", "mlp:8"] if short[0] == "run" else [])]) == 0
-    assert sorted(os.listdir("runs/digits/onboarded")) == ["clinic", "clinic-2", "nobody", "ward"]
+    assert sorted(os.listdir("runs/digits/onboarded")) == ["clinic", "clinic-2", "clinic-3", "nobody", "ward"]
     assert "newcomers, unlabelled" in capsys.readouterr().out
 
 
