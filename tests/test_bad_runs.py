@@ -13,6 +13,13 @@ import priory
 from priory.cli import main
 from priory.store import RunDirectory
 
+pytestmark = [
+    pytest.mark.xdist_group("bad runs"),  # one worker makes the runs
+    pytest.mark.filterwarnings(
+        "ignore::priory.fed.method.AdviceWarning"
+    ),  # a few rounds are too few, and are said to be
+]
+
 DIGITS = ["--data", "digits", "--partition", "iid", "--clients", "3", "--model", "linear"]
 DIGITS += ["--rounds", "3", "--eval-every", "1"]
 RUNS = {
@@ -177,7 +184,6 @@ def place(runs, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")  # three rounds are too few, and are said to be
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_runs_themselves_are_good(command, runs, place):
     name, more = COMMANDS[command]
