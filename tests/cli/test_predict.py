@@ -238,6 +238,10 @@ def cut(path: Path) -> None:
     path.write_bytes(raw[: len(raw) // 2])
 
 
+def keep_lines(path: Path, end: int) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:end]))
+
+
 DAMAGES = {
     "no directory": (lambda run: shutil.rmtree(run), "manifest.toml cannot be read"),
     "foreign": (lambda run: [shutil.rmtree(run), run.mkdir(), (run / "a.txt").touch()], "manifest.toml cannot be read"),
@@ -245,6 +249,7 @@ DAMAGES = {
     "not finished": (lambda run: (run / "summary.json").unlink(), "is not finished"),
     "manifest cut": (lambda run: cut(run / "manifest.toml"), ""),
     "manifest empty": (lambda run: (run / "manifest.toml").write_text(""), "was cut or was not written by a run"),
+    "manifest without its end": (lambda run: keep_lines(run / "manifest.toml", -1), "was cut"),
     "summary cut": (lambda run: cut(run / "summary.json"), "summary.json is damaged"),
     "clients cut": (lambda run: cut(run / "clients.json"), "clients.json is damaged"),
     "commit cut": (lambda run: cut(run / "checkpoint" / "commit.json"), "commit.json is not a commit"),

@@ -1,0 +1,38 @@
+"""The guide to own data: its code and its commands run one after another, in a directory of their own."""
+
+import re
+from pathlib import Path
+
+import jax
+import pandas as pd
+import pytest
+
+from priory.cli import main
+
+PAGE = Path(__file__).parents[1] / "docs" / "guide" / "own-data.md"
+BLOCKS = re.findall(r"```(python|console)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def somewhere_else(data_dir, tmp_path, monkeypatch):
+    if not (data_dir / "heart_disease.csv").is_file():
+        pytest.skip(f"PRIORY_DATA={data_dir} has no heart_disease.csv")
+    jax.devices()
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_guide_runs_as_it_stands(somewhere_else, capsys):
+    names: dict = {"__name__": "__page__"}
+    for kind, text in BLOCKS:
+        if kind == "python":
+            exec(compile(text, str(PAGE), "exec"), names)
+            assert capsys.readouterr().out.strip(), "an example prints something worth seeing"
+            continue
+        for command in re.findall(r"^\$ priory (.*)$", text, re.MULTILINE):
+            assert main(command.split()) == 0, capsys.readouterr().err
+    one, other = pd.read_csv("predictions.csv"), pd.read_csv("again.csv")
+    told = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", PAGE.read_text(), re.MULTILINE)
+    columns = [name for names in told for name in re.findall(r"`(\w+)`", names)]
+    assert list(one) == ["patient", *columns]
+    pd.testing.assert_frame_equal(one.drop(columns="abstain"), other)
+    assert set(pd.read_csv("va-predictions.csv")["set"]) <= {"no", "yes", "no|yes"}
