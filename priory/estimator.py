@@ -76,7 +76,7 @@ class _Personal(BaseEstimator):
     def _said(self, X: Any) -> Prediction:
         """What the model says of the rows."""
         check_is_fitted(self)
-        if self.model_.form.encoder is None and np.ndim(X) <= 2:
+        if self.model_.form.encoder is None and getattr(X, "ndim", 2) <= 2:  # flat, as scikit-learn has it
             X = validate_data(self, X, reset=False)
         return self.model_.predict(_shaped(X, self.model_.form))
 

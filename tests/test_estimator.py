@@ -11,6 +11,17 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import priory
 from priory.estimator import PersonalClassifier, PersonalRegressor
 
+QUICK = {  # the conventions that a change of this package is likeliest to break; the others take minutes together
+    "check_estimators_unfitted",
+    "check_estimator_cloneable",
+    "check_no_attributes_set_in_init",
+    "check_n_features_in",
+    "check_n_features_in_after_fitting",
+    "check_estimators_pickle",
+    "check_classifiers_regression_target",
+    "check_classifier_data_not_an_array",
+    "check_regressor_data_not_an_array",
+}
 SKIPPED = {"check_array_api_input": "needs an environment variable that is set before SciPy is imported"}
 SMALL = {"model": "linear", "rounds": 2, "seed": 0, "eval_every": 0}
 
@@ -23,7 +34,8 @@ def checks():
     for estimator in (PersonalClassifier(rounds=30), PersonalRegressor(rounds=30)):
         for one, check in estimator_checks_generator(estimator):
             if name_of(check) not in SKIPPED:
-                yield pytest.param(one, check, id=f"{type(estimator).__name__}-{name_of(check)}")
+                marks = [] if name_of(check) in QUICK else [pytest.mark.slow]
+                yield pytest.param(one, check, id=f"{type(estimator).__name__}-{name_of(check)}", marks=marks)
 
 
 @pytest.mark.parametrize(("estimator", "check"), list(checks()))

@@ -100,6 +100,10 @@ class Run:
         name = "accuracy" if isinstance(self.personal, Scores) else "rmse"
         return f"<Run {done}, personal {name} {getattr(self.personal, name):.3f}>"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Run":
+        """The run itself: nothing in it changes, and a copy of its store would share open files with it."""
+        return self
+
     def client(self, client: int | str) -> PersonalModel:
         """The personal model of a client of the federation, its sets calibrated on its validation rows."""
         index = self.check_client(client)
