@@ -34,6 +34,8 @@ COMMANDS = {
     "resume a stopped run": ("stopped", []),
     "elbo": ("digits", []),
     "onboard": ("digits", ["--data", "client.npz"]),
+    "predict": ("digits", ["--client", "1", "--data", "client.npz", "--out", "predictions.csv"]),
+    "export": ("digits", ["--client", "1", "--draws", "0", "--out", "model"]),
     "effects": ("schools", []),
     "audit": ("private", ["--canaries", "100"]),
 }

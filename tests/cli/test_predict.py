@@ -238,36 +238,6 @@ def cut(path: Path) -> None:
     path.write_bytes(raw[: len(raw) // 2])
 
 
-def keep_lines(path: Path, end: int) -> None:
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:end]))
-
-
-DAMAGES = {
-    "no directory": (lambda run: shutil.rmtree(run), "manifest.toml cannot be read"),
-    "foreign": (lambda run: [shutil.rmtree(run), run.mkdir(), (run / "a.txt").touch()], "manifest.toml cannot be read"),
-    "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoint"), "holds no checkpoint"),
-    "not finished": (lambda run: (run / "summary.json").unlink(), "is not finished"),
-    "manifest cut": (lambda run: cut(run / "manifest.toml"), ""),
-    "manifest empty": (lambda run: (run / "manifest.toml").write_text(""), "was cut or was not written by a run"),
-    "manifest without its end": (lambda run: keep_lines(run / "manifest.toml", -1), "was cut"),
-    "summary cut": (lambda run: cut(run / "summary.json"), "summary.json is damaged"),
-    "clients cut": (lambda run: cut(run / "clients.json"), "clients.json is damaged"),
-    "commit cut": (lambda run: cut(run / "checkpoint" / "commit.json"), "commit.json is not a commit"),
-    "server cut": (lambda run: cut(run / "checkpoint" / "server" / "records.bin"), "bytes where this run needs"),
-    "clients' records cut": (lambda run: cut(run / "checkpoint/clients/records.bin"), "bytes where this run needs"),
-    "records empty": (lambda run: (run / "checkpoint/clients/generations.bin").write_bytes(b""), "is missing or empty"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_or_foreign_run_ends_in_one_sentence(made, rows, capsys, damage):
-    run = Path(made("bayes"))
-    harm, named = DAMAGES[damage]
-    harm(run)
-    for command in (["predict", "--data", "x.csv", "--out", "p.csv", "--keep", "id"], ["export", "--draws", "0"]):
-        assert named in complaint([command[0], str(run), "--client", "east", *command[1:]], capsys)
-
-
 @pytest.mark.parametrize(
     ("harm", "named"),
     [
