@@ -171,6 +171,9 @@ def test_a_regression_gets_intervals_and_does_not_abstain(made, rows, capsys):
     for name, values in zip(("low", "high"), expected.interval(0.8), strict=True):
         np.testing.assert_allclose([float(row[name]) for row in found], values, rtol=1e-5)
     assert "abstain=0.9 is for classes" in complaint([*ask, "--out", "q.csv", "--abstain", "0.9"], capsys)
+    told(["export", "regression", "--client", "east", "--out", "model"], capsys)
+    told(["predict", "model", *ask[4:], "--out", "again.csv"], capsys)  # the scale of the noise was learned
+    assert Path("again.csv").read_text() == Path("p.csv").read_text()
 
 
 def test_the_clients_of_a_run_are_listed_with_their_rows(made, capsys):

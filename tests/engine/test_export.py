@@ -1,12 +1,20 @@
 """A personal model on disk: it comes back with the same bits, whatever the method, and damage is named."""
 
+import dataclasses
+import errno
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import priory
+from priory.bayes import gaussian
 from priory.core import rng
+from priory.core.struct import struct
+from priory.core.trees import path_of
 from priory.data.form import Form
 from priory.engine.personal import PersonalModel, Source
 from priory.fed.method import Population, Task, Unlabelled
@@ -66,3 +74,83 @@ def test_a_model_comes_back_with_the_same_bits(name, verb, tmp_path):
     assert (back.source, back.task.is_head, back.form.classes) == (model.source, TASK.is_head, FORM.classes)
     assert jax.tree.structure(back.posterior) == jax.tree.structure(model.posterior)
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "weights.safetensors"]
+
+
+def test_hyper_parameters_come_back(tmp_path):
+    method = priory.PFedBayes(zeta=0.3, samples=7)
+    assert priory.load_model(priory.save_model(a_model(method), tmp_path / "m")).method == method
+
+
+def test_a_network_and_a_method_that_only_python_knows_are_given_again(tmp_path):
+    @struct
+    class Own(priory.FedAvg):
+        pass
+
+    model = a_model(Own(), name="own")
+    model = dataclasses.replace(model, source=dataclasses.replace(model.source, model=None))
+    path = priory.save_model(model, tmp_path / "m")
+    with pytest.raises(priory.UsageError, match="was made with a method that a file cannot hold; pass method= again"):
+        priory.load_model(path)
+    with pytest.raises(priory.UsageError, match="was made with a model that a file cannot hold; pass model= again"):
+        priory.load_model(path, method=Own())
+    same(model, priory.load_model(path, method=Own(), model=MODEL), X)
+
+
+def test_a_description_of_another_posterior_is_refused(tmp_path):
+    path = priory.save_model(a_model(priory.FedAvg()), tmp_path / "m")
+    table = json.loads((path / "model.json").read_text())
+    table["task"]["model"] = "mlp:5"
+    (path / "model.json").write_text(json.dumps(table))
+    with pytest.raises(priory.UsageError, match=r"do not fit the posterior that .* describes"):
+        priory.load_model(path)
+
+
+def test_a_model_is_never_overwritten_and_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    model = a_model(priory.PFedBayes())
+    priory.save_model(model, tmp_path / "m")
+    before = (tmp_path / "m" / "model.json").read_text()
+    with pytest.raises(priory.UsageError, match="exists already and is never overwritten"):
+        priory.save_model(a_model(priory.FedAvg()), tmp_path / "m")
+    assert (tmp_path / "m" / "model.json").read_text() == before
+
+    def full(self, *_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(priory.UsageError, match=r"other cannot be written \(No space left on device\)"):
+        priory.save_model(model, tmp_path / "other")
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_draws_have_the_moments_of_the_posterior():
+    model, num = a_model(priory.PFedBayes()), 400
+    found = model.inference_data(draws=num).posterior["Dense_0.kernel"]
+    assert found.sizes == {"chain": 1, "draw": num, "client": 1, "Dense_0.kernel_dim_0": 5, "Dense_0.kernel_dim_1": 4}
+    belief = gaussian.of(model.posterior.weights)
+    mean, sd = (np.asarray(tree["Dense_0"]["kernel"]) for tree in (belief.mean, belief.sd))
+    assert np.abs(found.mean(["chain", "draw", "client"]).values - mean).max() < 5 * sd.max() / num**0.5
+
+
+def test_random_effects_come_with_their_chains():
+    model = a_model(priory.FedPop())
+    found = model.inference_data(draws=3).posterior
+    for path, leaf in jax.tree_util.tree_leaves_with_path(model.method.effects(TASK, model.posterior)):
+        values = found[path_of(path).replace("/", ".")].values
+        assert values.shape[:3] == (*leaf.shape[:2], 1)
+        np.testing.assert_array_equal(values[:, :, 0].reshape(leaf.shape), leaf)
+
+
+def test_a_point_estimate_has_no_draws(tmp_path):
+    with pytest.raises(priory.UsageError, match="fedavg has no posterior to draw from"):
+        priory.save_model(a_model(priory.FedAvg()), tmp_path / "m", draws=10)
+    with pytest.raises(priory.UsageError, match="draws=-1 is below 1"):
+        a_model(priory.PFedBayes()).inference_data(draws=-1)
+    assert not (tmp_path / "m").exists()
+
+
+def test_each_client_takes_its_own_network_along(federation, tmp_path):
+    run = priory.simulate(priory.Local(), federation, models="linear,mlp:4", rounds=1, seed=0, eval_every=0)
+    for client, text in ((0, "linear"), (3, "mlp:4")):
+        model = run.client(client)
+        assert model.source.model == text
+        same(model, priory.load_model(priory.save_model(model, tmp_path / text)), federation.x[:5])
