@@ -49,7 +49,9 @@ def export(argv: Sequence[str]) -> int:
     model = named_model(values, chosen.client).make()
     has_draws = isinstance(model.method, Effects | Draws)
     name = re.sub(r"[^\w.-]+", "_", model.source.client or "newcomer").lstrip(".") or "client"
-    wanted = Path(chosen.out) if chosen.out else free_path(Path(values["run"]["directory"]) / "exported" / name)
+    root = Path(values["run"]["directory"])
+    root = root.parent if root.name == "manifest.toml" else root
+    wanted = Path(chosen.out) if chosen.out else free_path(root / "exported" / name)
     place = save_model(model, wanted, draws=chosen.draws if has_draws else 0)
     console = report.console()
     if chosen.draws and not has_draws:

@@ -37,7 +37,7 @@ def named_model(values: dict[str, dict[str, Any]], client: str | None) -> Named:
         return _loaded(path)
     if client is None:
         raise UsageError(
-            f"No client is named, and {path} is a run with several; list them with `priory clients {path}`."
+            f"No client is named, and {path} is not the model of a single one; see `priory clients {path}`."
         )
     path, _ = opened(values)
     later = onboarded(path)

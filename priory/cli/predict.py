@@ -19,7 +19,7 @@ from priory.core.errors import UsageError
 from priory.data import checks, tables
 from priory.data.form import Form
 from priory.engine import PersonalModel
-from priory.engine.personal import ASSUMPTION, check_abstain, check_level
+from priory.engine.prediction import ASSUMPTION, check_abstain, check_level
 from priory.store import write_atomically
 
 TEXT = (

@@ -1,7 +1,8 @@
 """Compiled rounds and what runs them: `simulate`, `resume`, `load`."""
 
 from priory.engine.export import load_model, save_model
-from priory.engine.personal import PersonalModel, Prediction
+from priory.engine.personal import PersonalModel
+from priory.engine.prediction import Prediction
 from priory.engine.run import Elbo, Run
 from priory.engine.session import Listener
 from priory.engine.settings import Settings

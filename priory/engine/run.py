@@ -22,7 +22,8 @@ from priory.data import Federation
 from priory.effects import Effects, arviz, check_effects, inference_data
 from priory.engine import certified
 from priory.engine.certified import Basis
-from priory.engine.personal import PersonalModel, Prediction, Source, Verb, shard_of
+from priory.engine.personal import PersonalModel, Source, Verb, shard_of
+from priory.engine.prediction import Prediction
 from priory.engine.settings import Settings
 from priory.evaluate import current_client, personal_posterior
 from priory.fed.method import AdviceWarning, Evidence, Population, Task, Unlabelled

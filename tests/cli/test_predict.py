@@ -223,7 +223,7 @@ def test_a_client_that_was_held_out_is_told_to_onboard(made, rows, capsys):
 
 def test_no_client_and_no_room_are_refused(made, rows, capsys):
     ask = ["predict", made("bayes"), "--data", "x.csv", "--out", "p.csv"]
-    assert "No client is named, and bayes is a run with several; list them" in complaint(ask, capsys)
+    assert "No client is named, and bayes is not the model of a single one; see" in complaint(ask, capsys)
     assert "No client is named" in complaint(["export", "bayes"], capsys)
     Path("taken").mkdir()
     assert "out=taken exists already" in complaint(["export", "bayes", "--client", "east", "--out", "taken"], capsys)
