@@ -1,0 +1,31 @@
+"""What runs left, to be read by people: tables for the terminal."""
+
+from priory.report.tables import (
+    architectures_table,
+    compare,
+    comparison_tables,
+    console,
+    datasets_table,
+    methods_table,
+    run_lines,
+    run_table,
+    score_line,
+    tuning_table,
+    value_at,
+    ways_table,
+)
+
+__all__ = [
+    "architectures_table",
+    "compare",
+    "comparison_tables",
+    "console",
+    "datasets_table",
+    "methods_table",
+    "run_lines",
+    "run_table",
+    "score_line",
+    "tuning_table",
+    "value_at",
+    "ways_table",
+]
