@@ -20,6 +20,7 @@ def test_what_is_built_installs_and_runs_elsewhere(kind, tmp_path):
     install = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(place), str(made)]
     subprocess.run(install, check=True, capture_output=True)
     assert (place / "priory" / "py.typed").exists()
+    assert {"page.css", "page.js"} <= {path.name for path in (place / "priory" / "report").iterdir()}
     code = "import priory, sys; from priory.cli import main; print(priory.__file__); sys.exit(main(['methods']))"
     environment = {**os.environ, "PYTHONPATH": str(place)}
     done = subprocess.run(

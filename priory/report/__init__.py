@@ -1,5 +1,6 @@
-"""What runs left, to be read by people: tables for the terminal."""
+"""What runs left, to be read by people: tables for the terminal, and an HTML report."""
 
+from priory.report.page import check_drawing, write
 from priory.report.tables import (
     architectures_table,
     compare,
@@ -17,6 +18,7 @@ from priory.report.tables import (
 
 __all__ = [
     "architectures_table",
+    "check_drawing",
     "compare",
     "comparison_tables",
     "console",
@@ -28,4 +30,5 @@ __all__ = [
     "tuning_table",
     "value_at",
     "ways_table",
+    "write",
 ]
