@@ -11,9 +11,10 @@ TORCH_INSTALLED := .venv-torch/.installed
 help: ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
 
-demo: $(INSTALLED) ## train several methods on the embedded digits and print one table
+demo: $(INSTALLED) ## train several methods on the embedded digits, print one table and write runs/demo/report.html
 	$(BIN)/priory compare local fedavg fedrep:head-epochs=5 ditto:lam=0.3,step-size=0.1 pooled \
-		--data digits --partition dirichlet:0.3 --clients 20 --rounds 50 --step-size 0.2 --momentum 0.9 --out runs/demo
+		--data digits --partition dirichlet:0.3 --clients 20 --rounds 50 --step-size 0.2 --momentum 0.9 \
+		--out runs/demo --report
 
 test: $(INSTALLED) ## run the fast tests on two workers
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow"

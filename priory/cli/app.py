@@ -88,6 +88,12 @@ def _effects(argv: Sequence[str]) -> int:
     return effects.effects(argv)
 
 
+def _report(argv: Sequence[str]) -> int:
+    from priory.cli import report
+
+    return report.report_command(argv)
+
+
 def _onboard(argv: Sequence[str]) -> int:
     from priory.cli import onboard
 
@@ -135,6 +141,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "compare": ("train several methods on the same federation and print one table", _compare),
     "tune": ("choose hyper-parameters on validation splits", _tune),
     "resume": ("go on with a run from its last checkpoint", _resume),
+    "report": ("write one HTML file on runs: scores, calibration, clients, uncertainty", _report),
     "elbo": ("bound the evidence of a run from below, where its method can", _elbo),
     "effects": ("print the random effects of a run's clients, where its method has any", _effects),
     "onboard": ("give a client that comes later a model: from its labels, its inputs alone, or nothing", _onboard),

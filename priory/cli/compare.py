@@ -15,7 +15,7 @@ from priory import tune as tuner
 from priory.cli import federation, flags, progress, start
 from priory.cli.app import INTERRUPTED
 from priory.cli.flags import Flag
-from priory.cli.run import DATA_GROUP, RUN_GROUP, Tool, free_path, run_flags, settings_from, settled
+from priory.cli.run import DATA_GROUP, RUN_GROUP, Tool, free_path, run_flags, settings_from, settled, write_report
 from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.engine import Settings, manifest, resume, simulate
@@ -47,12 +47,14 @@ class Output:
         out: Directory for comparison.json and the run directories; runs/compare-DATA by default.
         devices: Host devices that share the clients; one for each core by default (CPU only).
         track: Tool that every run which is not finished yet is sent to besides (an extra of that name).
+        report: Write report.html there at the end.
     """
 
     seeds: int = 1
     out: str | None = None
     devices: int | None = None
     track: Tool | None = None
+    report: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ def compare(argv: Sequence[str]) -> int:
     named = methods_from(values["compared"]["method"], shared)
     if output.seeds < 1:
         raise UsageError(f"seeds={output.seeds} is too small; choose 1 or more.")
+    if output.report:  # before anything is computed
+        report.check_drawing()
     start.start_jax(output.devices)
     chosen = federation.from_values(values["data"])
     data, settings = chosen.federation(), settings_from(values["run"], chosen)
@@ -96,7 +100,10 @@ def compare(argv: Sequence[str]) -> int:
         settings.check_exclusion(method, int(data.validation.count[: data.num_clients].sum()))
     settings.check(data.num_clients)
     cells = list(_cells(named, settings, output.seeds, directory))
-    return _run_all(_with_clusters(cells, data), data, directory, output.track)
+    code = _run_all(_with_clusters(cells, data), data, directory, output.track)
+    if code == 0 and output.report:
+        write_report([cell.path for cell in cells], directory / "report.html")
+    return code
 
 
 def methods_from(texts: Sequence[str], shared: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Output:
         alone: With several models, train every client alone as well and compare at the end.
         certify: At the end, bound the error of every newcomer (certificates.json); needs --newcomers.
         track: Tool that settings, metrics and summary are sent to besides (an extra of that name).
+        report: Write report.html into the run directory at the end.
     """
 
     out: str | None = None
@@ -45,6 +46,7 @@ class Output:
     alone: bool = True
     certify: bool = False
     track: Tool | None = None
+    report: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Elsewhere:
         alone: With several models, train every client alone as well and compare at the end.
         certify: At the end, bound the error of every newcomer (certificates.json); needs --newcomers.
         track: Tool that settings, metrics and summary are sent to besides (an extra of that name).
+        report: Write report.html into the run directory at the end.
     """
 
     out: str | None = None
@@ -64,6 +67,7 @@ class Elsewhere:
     alone: bool = True
     certify: bool = False
     track: Tool | None = None
+    report: bool = False
 
 
 def run(argv: Sequence[str]) -> int:
@@ -86,26 +90,22 @@ def run(argv: Sequence[str]) -> int:
         prog=f"priory run {argv[0]}",
         text=title_of(method),
     )
-    track.check(values["output"]["track"])
-    start.start_jax(values["output"]["devices"])
+    output = Elsewhere(**values["output"])
+    _check_end(output)
+    start.start_jax(output.devices)
     chosen = federation.from_values(values["data"])
-    return _simulate(
-        flags.build(method, values["method"]),
-        chosen.federation(),
-        settings_from(values["run"], chosen),
-        Elsewhere(**values["output"]),
-    )
+    method, settings = flags.build(method, values["method"]), settings_from(values["run"], chosen)
+    return _simulate(method, chosen.federation(), settings, output)
 
 
 def resume_command(argv: Sequence[str]) -> int:
     """The exit code of `priory resume`."""
     text = "Go on with a run from its last checkpoint; the result has the same bits as a run that was never stopped."
-    end_flags = [flags.find(Elsewhere(), name, "resume") for name in ("alone", "certify", "track")]
-    values = flags.parse(
-        run_groups("resume") | {"end": flags.group("end", "", end_flags)}, argv, prog="priory resume", text=text
-    )
+    ends = [flags.find(Elsewhere(), name, "resume") for name in ("alone", "certify", "track", "report")]
+    groups = run_groups("resume") | {"end": flags.group("end", "", ends)}
+    values = flags.parse(groups, argv, prog="priory resume", text=text)
     end = Elsewhere(**values["end"])
-    track.check(end.track)
+    _check_end(end)
     path, table = opened(values)
     if RunDirectory(path).summary() is not None:
         report.console().print(f"{path} is finished already.")
@@ -228,7 +228,28 @@ def _simulate(method: Any, data: Federation, settings: Settings, output: Elsewhe
 
 def _end(finished: Run, output: Elsewhere) -> int:
     """The exit code, after all that a run ends with."""
-    return conclude(finished, output.certify) or _compare_architectures(finished, output.alone)
+    code = conclude(finished, output.certify) or _compare_architectures(finished, output.alone)
+    if code == 0 and output.report:
+        assert finished.path is not None
+        write_report([finished.path], finished.path / "report.html", runs={finished.path: finished})
+    return code
+
+
+def _check_end(output: Elsewhere) -> None:
+    """Raise before anything is computed where an extra is missing that the end of a run needs."""
+    track.check(output.track)
+    if output.report:
+        report.check_drawing()
+
+
+def write_report(places: Sequence[Path | str], out: Path, **options: Any) -> None:
+    """Write the report of the runs and say where it is; `options` are those of `report.write`."""
+    console = report.console()
+
+    def told(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    told(f"report: {report.write(places, out, told=told, **options)}")
 
 
 def _tracked(run: Run) -> str:
@@ -282,13 +303,14 @@ def _run_manifest(path: Path, argv: Sequence[str]) -> int:
         prog=f"priory run {path}",
         text="Run a manifest again; the same devices give the same numbers.",
     )
-    track.check(values["output"]["track"])
+    output = Elsewhere(**values["output"])
+    _check_end(output)
     table = read_manifest(path)
-    start.start_jax(values["output"]["devices"], recorded_devices(table))
+    start.start_jax(output.devices, recorded_devices(table))
     recipe = manifest.read(table)
     for name, value in recipe.given.items():
         raise UsageError(f"{path} was given {name}={value}, which a manifest cannot hold; run it again from Python.")
-    return _simulate(recipe.method, recipe.federation, recipe.settings, Elsewhere(**values["output"]))
+    return _simulate(recipe.method, recipe.federation, recipe.settings, output)
 
 
 def _overview(argv: Sequence[str]) -> int:
