@@ -12,6 +12,7 @@ from priory import certificate
 from priory.certificate import TOOK_PART, Certificate
 from priory.core.errors import UsageError
 from priory.core.rng import Key
+from priory.data import Federation
 from priory.fed.method import Task
 from priory.fed.shard import Shard
 from priory.store import RunDirectory
@@ -23,10 +24,15 @@ WITHOUT_ROWS = "the rows that it was made from are not kept with it; ask for it 
 
 @dataclass(frozen=True)
 class Basis:
-    """What a certificate needs beside a model: what was broadcast, the client's rows, and where its draws come from."""
+    """What a certificate needs beside a model: what was broadcast, the client's rows, and where its draws come from.
+
+    Attributes:
+        federation: Of those that took part, none of whose rows may be the client's.
+    """
 
     down: Any
     data: Shard
+    federation: Federation
     root: Key
     completed: int
     place: int
@@ -34,7 +40,7 @@ class Basis:
 
 def basis_of(run: Run, data: Shard, place: int) -> Basis:
     """The basis of a client that took no part in the run."""
-    return Basis(run.method.broadcast(run.server), data, run.root, run.completed, place)
+    return Basis(run.method.broadcast(run.server), data, run.federation, run.root, run.completed, place)
 
 
 def certify(
@@ -44,6 +50,26 @@ def certify(
     t, place = jnp.int32(basis.completed), jnp.int32(basis.place)
     counts = certificate.counts_of(method, task, basis.down, posterior, basis.data, basis.root, t, place, num=draws)
     return certificate.conclude(counts, delta, method.certifies, client)
+
+
+def check_unseen(federation: Federation, data: Shard) -> None:
+    """Raises `UsageError` where most rows of a client are ones that participants trained on, byte for byte.
+
+    Some may be by chance, where inputs have few values.
+    """
+    split, num = federation.train, federation.num_clients
+    seen = {
+        row.tobytes()
+        for start, rows in zip(split.start[:num], split.count[:num], strict=True)
+        for row in federation.x[start : start + rows]
+    }
+    own = np.asarray(data.pool.x).astype(federation.x.dtype)
+    known = sum(row.tobytes() in seen for row in own)
+    if known > len(own) / 2:
+        raise UsageError(
+            f"{known} of the client's {len(own)} rows are among those that participants trained on, so that the prior "
+            "has seen them; certify a client that took no part."
+        )
 
 
 def of_newcomers(run: Run, delta: float, draws: int) -> dict[str, Certificate]:

@@ -45,6 +45,7 @@ def _somewhere_else(tmp_path, monkeypatch):
     monkeypatch.setitem(methods.REGISTRY, "shifted", Shifted)
     digits = priory.data.load("digits")
     np.savez("clinic.npz", x=digits.x[:50], y=digits.y[:50])
+    np.savez("mirror.npz", x=digits.x[:50, :, ::-1], y=digits.y[:50])  # rows that nobody trained on
     np.savez("ward.npz", x=digits.x[50:70])
 
 
@@ -364,17 +365,17 @@ def test_the_commands_of_the_page_run(capsys):
 
 
 def test_a_bayesian_model_comes_with_a_certificate_of_the_rows_it_learned_from(made, capsys):
-    out = told(["onboard", made("pfedbayes"), "--data", "clinic.npz", "--delta", "0.1", "--draws", "1500"], capsys)
-    found = json.loads(Path("pfedbayes/onboarded/clinic/certificate.json").read_text())
+    out = told(["onboard", made("pfedbayes"), "--data", "mirror.npz", "--delta", "0.1", "--draws", "1500"], capsys)
+    found = json.loads(Path("pfedbayes/onboarded/mirror/certificate.json").read_text())
     assert (found["rows"], found["draws"], found["delta"]) == (40, 1500, 0.1)
-    run, (x, y) = priory.load("pfedbayes"), np.load("clinic.npz").values()
+    run, (x, y) = priory.load("pfedbayes"), np.load("mirror.npz").values()
     held = hold_out(np.zeros(50, int), y.astype(int), 0.2, stream(0, Purpose.TEST))
     model = run.onboard(x[~held], y[~held])
     assert found == model.certificate(delta=0.1, draws=1500).to_json()
     assert "with probability 0.9 the error on new rows is at most: Gibbs" in out
     for sentence in found["assumptions"]:
         assert f"  if {sentence}" in out
-    table = json.loads(Path("pfedbayes/onboarded/clinic/scores.json").read_text())
+    table = json.loads(Path("pfedbayes/onboarded/mirror/scores.json").read_text())
     doubts = table["uncertainty"]
     assert doubts["entropy"] == pytest.approx(table["scores"]["labelled"]["uncertainty"], rel=1e-5)
     assert 0 < doubts["epistemic"] < doubts["entropy"]
@@ -382,11 +383,17 @@ def test_a_bayesian_model_comes_with_a_certificate_of_the_rows_it_learned_from(m
 
 
 def test_a_bound_that_says_nothing_is_called_vacuous(made, capsys):
-    x, y = np.load("clinic.npz").values()
+    x, y = np.load("mirror.npz").values()
     np.savez("few.npz", x=x[:6], y=y[:6])
     out = told(["onboard", made("pfedbayes"), "--data", "few.npz", "--test", "0", "--predict", "ward.npz"], capsys)
     assert out.count("(vacuous)") == 3
     assert json.loads(Path("pfedbayes/onboarded/few/certificate.json").read_text())["vacuous"] is True
+
+
+def test_rows_that_participants_trained_on_are_refused_a_certificate(made, capsys):
+    out = told(["onboard", made("pfedbayes"), "--data", "clinic.npz"], capsys)
+    assert "rows are among those that participants trained on, so that the prior has seen them" in out
+    assert not Path("pfedbayes/onboarded/clinic/certificate.json").exists()
 
 
 def test_a_method_without_a_certificate_says_why_and_writes_none(made, capsys):

@@ -67,6 +67,13 @@ def test_a_client_that_took_part_is_refused_with_the_reason(run):
             ask()
 
 
+def test_rows_of_a_participant_that_come_back_as_a_newcomers_are_refused(run):
+    own = run.federation.rows(0, "train")
+    model = run.onboard(run.federation.x[own], run.federation.y[own])
+    with pytest.raises(UsageError, match="are among those that participants trained on"):
+        model.certificate()
+
+
 def test_a_model_made_without_labels_is_refused_with_the_reason(run):
     with pytest.raises(UsageError, match="made without labels"):
         run.onboard().certificate()
