@@ -124,9 +124,8 @@ class Checkpoint:
     def __init__(self, directory: Path, server: PyTree, record: PyTree, num_clients: int) -> None:
         commit = _read_commit(directory / "commit.json")
         for name in (f"{store}/{file}" for store in ("server", "clients") for file in (RECORDS, GENERATIONS)):
-            file = directory / name
-            if commit and not (file.exists() and file.stat().st_size):  # an empty one would be filled with zeros
-                raise UsageError(f"{file} is missing or empty, so the checkpoint is lost; start the run again.")
+            if commit and not (directory / name).exists():
+                raise UsageError(f"{directory / name} is missing, so the checkpoint is lost; start the run again.")
         self._path = directory / "commit.json"
         self.server = RecordStore(directory / "server", server, 1, is_new=not commit)
         self.clients = RecordStore(directory / "clients", record, num_clients, is_new=not commit)

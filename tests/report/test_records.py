@@ -40,11 +40,11 @@ DAMAGE = {
     "a foreign manifest": (
         "manifest.toml",
         lambda path: path.write_text("[tool]\nname = 'x'"),
-        "has no .method. table",
+        "not written by a run",
     ),
     "a truncated summary": ("summary.json", cut, "damaged"),
-    "a foreign summary": ("summary.json", lambda path: path.write_text("[1, 2]"), "is no table"),
-    "a summary of another tool": ("summary.json", lambda path: path.write_text('{"method": "x"}'), "has no rounds"),
+    "a foreign summary": ("summary.json", lambda path: path.write_text("[1, 2]"), "damaged"),
+    "a summary of another tool": ("summary.json", lambda path: path.write_text('{"method": "x"}'), "damaged"),
     "scores that are words": (
         "summary.json",
         lambda path: path.write_text(path.read_text().replace('"ece": 0.1', '"ece": "good"')),
@@ -57,7 +57,12 @@ DAMAGE = {
         "has no columns",
     ),
     "a damaged line": ("metrics.jsonl", lambda path: path.write_text("{not json}\n"), "damaged"),
-    "a foreign line": ("metrics.jsonl", lambda path: path.write_text('{"step": 1}\n'), "foreign line"),
+    "a foreign line": ("metrics.jsonl", lambda path: path.write_text('{"step": 1}\n'), "damaged"),
+    "a line without scores": (
+        "metrics.jsonl",
+        lambda path: path.write_text('{"round": 1, "personal": 3}\n'),
+        "foreign line",
+    ),
     "a truncated uncertainty": ("uncertainty.json", lambda path: path.write_text('{"kind": "cl'), "damaged"),
     "no summary": ("summary.json", lambda path: path.unlink(), "not finished"),
 }
