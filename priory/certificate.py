@@ -22,9 +22,9 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.core.struct import struct
 from priory.data import Federation
-from priory.evaluate import batch_size, evaluated_posterior, for_each
+from priory.evaluate import Place, Standing, batch_size, evaluated_posterior, for_each
 from priory.fed.method import Certifies, Task, Uncertified
-from priory.fed.shard import Shard, Shards
+from priory.fed.shard import Shard
 from priory.models.likelihood import Categorical
 
 DELTA, DRAWS = 0.05, 1000
@@ -204,13 +204,7 @@ def draw_key(root: Key, t: Array | int, place: Array | int) -> Key:
 
 @partial(jax.jit, static_argnames=("num", "mesh", "visits", "batch"))
 def counts_of_clients(
-    method: Any,
-    settled: Any,
-    task: Task,
-    down: Any,
-    train: Shards,
-    root: Key,
-    t: Array,
+    standing: Standing,
     ids: Array,
     joined: Array,
     clients: Any,
@@ -222,14 +216,12 @@ def counts_of_clients(
 ) -> Counts:
     """The counts of each newcomer under the posterior that an evaluation would use, stacked."""
 
-    def one(shared: tuple, place: tuple[Array, Array, Any]) -> Counts:
-        method, settled, task, down, train, root, t = shared
-        problem = (method, settled, task, down, train, root, t)
-        posterior, *_ = evaluated_posterior(*problem, place, visits=visits, batched=batch > 1)
-        return count(method, task, down, posterior, train.of(place[0]), draw_key(root, t, place[0]), num)
+    def one(standing: Standing, place: Place) -> Counts:
+        posterior, *_ = evaluated_posterior(standing, place, visits=visits, batched=batch > 1)
+        data, key = standing.train.of(place[0]), draw_key(standing.root, standing.t, place[0])
+        return count(standing.method, standing.task, standing.down, posterior, data, key, num)
 
-    shared = (method, settled, task, down, train, root, t)
-    return for_each(one, shared, (ids, joined, clients), mesh, batch)
+    return for_each(one, standing, (ids, joined, clients), mesh, batch)
 
 
 @partial(jax.jit, static_argnames="num")

@@ -19,12 +19,10 @@ from jax.sharding import Mesh
 
 from priory.core import trees
 from priory.core.errors import UsageError
-from priory.core.rng import Key
 from priory.core.struct import struct
-from priory.evaluate import evaluated_posterior, for_each
+from priory.evaluate import Place, Standing, evaluated_posterior, for_each
 from priory.fed import method as protocols
 from priory.fed.method import Task
-from priory.fed.shard import Shards
 
 MOST_RHAT = 1.01  # Vehtari et al. (2021), section 4
 LEAST_ESS = 400.0
@@ -149,13 +147,7 @@ class Summaries:
 
 @partial(jax.jit, static_argnames=("mesh", "keep", "batch"))
 def effects_of_clients(
-    method: Any,
-    settled: Any,
-    task: Task,
-    down: Any,
-    train: Shards,
-    root: Key,
-    t: Array,
+    standing: Standing,
     level: Array,
     ids: Array,
     joined: Array,
@@ -171,14 +163,12 @@ def effects_of_clients(
         keep: Whether the draws are kept as well.
     """
 
-    def one(shared: tuple, place: tuple[Array, Array, Any]) -> Summaries:
-        method, settled, task, down, train, root, t, level = shared
-        problem = (method, settled, task, down, train, root, t)
-        posterior, *_ = evaluated_posterior(*problem, place, visits=0, batched=batch > 1)
-        return _summarise(method.effects(task, posterior), level, keep)
+    def one(shared: tuple[Standing, Array], place: Place) -> Summaries:
+        standing, level = shared
+        posterior, *_ = evaluated_posterior(standing, place, visits=0, batched=batch > 1)
+        return _summarise(standing.method.effects(standing.task, posterior), level, keep)
 
-    shared = (method, settled, task, down, train, root, t, level)
-    return for_each(one, shared, (ids, joined, clients), mesh, batch)
+    return for_each(one, (standing, level), (ids, joined, clients), mesh, batch)
 
 
 @jax.jit

@@ -27,6 +27,30 @@ TEST_BATCH = 256
 LEVELS = (0.5, 0.8, 0.9, 0.95)  # of the central intervals of a regression
 BESIDE = 1 << 16  # sets keys apart from those of the evaluation, which splits its key in three
 Result = TypeVar("Result")
+Place = tuple[Array, Array, Any]  # of a client: its id, whether it has joined, its state
+
+
+@struct
+class Standing:
+    """Where a run stands: all that an evaluation needs beside the clients themselves.
+
+    Attributes:
+        method: As it personalises and predicts.
+        settled: As the schedules left it: what a visit runs.
+        task: The problem.
+        down: What is broadcast now.
+        train: Everybody's training examples.
+        root: Key of the run.
+        t: Rounds done.
+    """
+
+    method: Any
+    settled: Any
+    task: Task
+    down: Any
+    train: Shards
+    root: Key
+    t: Array
 
 
 @struct
@@ -46,14 +70,8 @@ class ClientTallies:
 
 @partial(jax.jit, static_argnames=("mesh", "visits", "arriving", "batch"))
 def tally_clients(
-    method: Any,
-    settled: Any,
-    task: Task,
-    down: Any,
-    train: Shards,
+    standing: Standing,
     held: Shards,
-    root: Key,
-    t: Array,
     ids: Array,
     joined: Array,
     clients: Any,
@@ -66,22 +84,19 @@ def tally_clients(
     """The tallies of the clients on their held-out examples, their states stacked and shared out over the devices.
 
     `visits` is how often a client that never took part runs `client_update`, its message discarded, before it is
-    personalised; 0 for those that took part. It does so as `settled`, the method as the schedules left it. `arriving`
-    clients are newcomers: the global model sees none of their data, and what their inputs alone give is scored as well.
+    personalised; 0 for those that took part. `arriving` clients are newcomers: the global model sees none of their
+    data, and what their inputs alone give is scored as well.
     """
 
-    def one(shared: tuple, place: tuple[Array, Array, Any]) -> ClientTallies:
-        method, settled, task, down, train, held, root, t = shared
-        parts = evaluated_parts(
-            method, settled, task, down, train, root, t, place, visits=visits, arriving=arriving, batched=batch > 1
-        )
-        test = held.of(place[0])
+    def one(shared: tuple[Standing, Shards], place: Place) -> ClientTallies:
+        standing, held = shared
+        parts = evaluated_parts(standing, place, visits=visits, arriving=arriving, batched=batch > 1)
+        method, task, test = standing.method, standing.task, held.of(place[0])
         return ClientTallies(
             **{part: tally(method, task, posterior, test, key) for part, (posterior, key) in parts.items()}
         )
 
-    shared = (method, settled, task, down, train, held, root, t)
-    return for_each(one, shared, (ids, joined, clients), mesh, batch)
+    return for_each(one, (standing, held), (ids, joined, clients), mesh, batch)
 
 
 @struct
@@ -143,15 +158,9 @@ class ClientRows:
 
 @partial(jax.jit, static_argnames=("batches", "mesh", "visits", "arriving", "batch"))
 def rows_of_clients(
-    method: Any,
-    settled: Any,
-    task: Task,
-    down: Any,
-    train: Shards,
+    standing: Standing,
     held: tuple[Shards, Shards],
     foreign: Shard | None,
-    root: Key,
-    t: Array,
     ids: Array,
     joined: Array,
     clients: Any,
@@ -171,13 +180,13 @@ def rows_of_clients(
         batches: As many as the largest of these clients has of either part.
     """
 
-    def one(shared: tuple, place: tuple[Array, Array, Any]) -> ClientRows:
-        method, settled, task, down, train, held, foreign, root, t = shared
-        parts = evaluated_parts(
-            method, settled, task, down, train, root, t, place, visits=visits, arriving=arriving, batched=batch > 1
-        )
+    def one(shared: tuple, place: Place) -> ClientRows:
+        standing, held, foreign = shared
+        parts = evaluated_parts(standing, place, visits=visits, arriving=arriving, batched=batch > 1)
+        method, task = standing.method, standing.task
         test, validation = (shards.of(place[0]) for shards in held)
-        key_foreign, *keys = jax.random.split(rng.key(root, Stream.EVALUATION, t, place[0], BESIDE), 1 + len(parts))
+        key = rng.key(standing.root, Stream.EVALUATION, standing.t, place[0], BESIDE)
+        key_foreign, *keys = jax.random.split(key, 1 + len(parts))
         beside = {part: (made[0], key) for (part, made), key in zip(parts.items(), keys, strict=True)}
         beside = beside if validation.capacity else {}
         return ClientRows(
@@ -186,24 +195,12 @@ def rows_of_clients(
             None if foreign is None else doubts_of(method, task, parts["personal"][0], key_foreign, foreign),
         )
 
-    shared = (method, settled, task, down, train, held, foreign, root, t)
-    return for_each(one, shared, (ids, joined, clients), mesh, batch)
+    return for_each(one, (standing, held, foreign), (ids, joined, clients), mesh, batch)
 
 
 @partial(jax.jit, static_argnames=("mesh", "batch"))
 def evidence_of_clients(
-    settled: Any,
-    task: Task,
-    down: Any,
-    train: Shards,
-    root: Key,
-    t: Array,
-    ids: Array,
-    joined: Array,
-    clients: Any,
-    *,
-    mesh: Mesh,
-    batch: int = 1,
+    standing: Standing, ids: Array, joined: Array, clients: Any, *, mesh: Mesh, batch: int = 1
 ) -> Array:
     """The evidence of each client in nats, (clients,), their states stacked and shared out over the devices.
 
@@ -211,16 +208,16 @@ def evidence_of_clients(
     missed the last round is treated as one that did not, and the bound holds for any q_k.
     """
 
-    def one(shared: tuple, place: tuple[Array, Array, Any]) -> Array:
-        settled, task, down, train, root, t = shared
+    def one(standing: Standing, place: Place) -> Array:
+        settled, task, down = standing.settled, standing.task, standing.down
         client_id, has_joined, client = place
-        key_update, key_evidence = jax.random.split(rng.key(root, Stream.EVIDENCE, t, client_id))
-        data = train.of(client_id)
-        client = current_client(settled, task, down, root, client_id, has_joined, client, batched=batch > 1)
+        key_update, key_evidence = jax.random.split(rng.key(standing.root, Stream.EVIDENCE, standing.t, client_id))
+        data = standing.train.of(client_id)
+        client = current_client(settled, task, down, standing.root, client_id, has_joined, client, batched=batch > 1)
         _, message, _ = settled.client_update(task, down, client, data, key_update)
         return settled.client_evidence(task, down, message.payload, data, key_evidence)
 
-    return for_each(one, (settled, task, down, train, root, t), (ids, joined, clients), mesh, batch)
+    return for_each(one, standing, (ids, joined, clients), mesh, batch)
 
 
 @jax.jit
@@ -229,45 +226,24 @@ def evidence_of_server(settled: Any, task: Task, down: Any) -> Array:
     return settled.server_evidence(task, down)
 
 
-def evaluated_posterior(
-    method: Any,
-    settled: Any,
-    task: Task,
-    down: Any,
-    train: Shards,
-    root: Key,
-    t: Array,
-    place: tuple[Array, Array, Any],
-    *,
-    visits: int,
-    batched: bool,
-) -> tuple[Any, Key, Key]:
-    """The posterior of the client at a place (id, whether it joined, state), and keys for what is done with it."""
+def evaluated_posterior(standing: Standing, place: Place, *, visits: int, batched: bool) -> tuple[Any, Key, Key]:
+    """The posterior of the client at a place, and keys for what is done with it."""
     client_id, joined, client = place
-    key_post, key_personal, key_global = jax.random.split(rng.key(root, Stream.EVALUATION, t, client_id), 3)
+    method, task, down, root = standing.method, standing.task, standing.down, standing.root
+    key_post, key_personal, key_global = jax.random.split(rng.key(root, Stream.EVALUATION, standing.t, client_id), 3)
     client = current_client(method, task, down, root, client_id, joined, client, batched=batched)
-    posterior = personal_posterior(method, settled, task, down, client, train.of(client_id), key_post, visits)
+    data = standing.train.of(client_id)
+    posterior = personal_posterior(method, standing.settled, task, down, client, data, key_post, visits)
     return posterior, key_personal, key_global
 
 
 def evaluated_parts(
-    method: Any,
-    settled: Any,
-    task: Task,
-    down: Any,
-    train: Shards,
-    root: Key,
-    t: Array,
-    place: tuple[Array, Array, Any],
-    *,
-    visits: int,
-    arriving: bool,
-    batched: bool,
+    standing: Standing, place: Place, *, visits: int, arriving: bool, batched: bool
 ) -> dict[str, tuple[Any, Key]]:
     """Everything that is scored of the client at a place, by its name in `ClientTallies`: posterior and key."""
-    problem = (method, settled, task, down, train, root, t)
-    posterior, key_personal, key_global = evaluated_posterior(*problem, place, visits=visits, batched=batched)
-    parts, data = {"personal": (posterior, key_personal)}, train.of(place[0])
+    method, task, down = standing.method, standing.task, standing.down
+    posterior, key_personal, key_global = evaluated_posterior(standing, place, visits=visits, batched=batched)
+    parts, data = {"personal": (posterior, key_personal)}, standing.train.of(place[0])
     if arriving and isinstance(method, Unlabelled):
         key_global, key_infer, key_inferred = jax.random.split(key_global, 3)
         parts["unlabelled"] = (method.infer(task, down, inputs_of(data), key_infer), key_inferred)

@@ -32,7 +32,7 @@ from priory.data import Federation, Split
 from priory.engine import Settings, devices, simulate
 from priory.engine.rounds import AXIS, SCHEDULING, Plan, Record, run_block
 from priory.engine.session import BLOCK, Session
-from priory.evaluate import ClientTallies, tally_clients
+from priory.evaluate import ClientTallies, Standing, tally_clients
 from priory.fed import schedule
 from priory.fed.method import Channel, Task
 from priory.fed.shard import Shards
@@ -368,10 +368,8 @@ def _tally_cells(
 
     def one(method: Any, root: Key, server: Any, records: Record) -> ClientTallies:
         mine = jax.tree.map(lambda leaf: leaf[ids], records)
-        down = method.broadcast(server)
-        return tally_clients(
-            method, method, task, down, train, held, root, t, ids, mine.joined, mine.client, mesh=plan.mesh, visits=0
-        )
+        standing = Standing(method, method, task, method.broadcast(server), train, root, t)
+        return tally_clients(standing, held, ids, mine.joined, mine.client, mesh=plan.mesh)
 
     return jax.vmap(one)(methods, roots, server, records)
 

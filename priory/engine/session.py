@@ -34,7 +34,14 @@ from priory.engine.problem import names_of, tasks_of
 from priory.engine.rounds import REJECTED, Plan, Trace
 from priory.engine.run import NEWCOMERS, Run
 from priory.engine.settings import Settings
-from priory.evaluate import ClientTallies, evidence_of_clients, evidence_of_server, rows_of_clients, tally_clients
+from priory.evaluate import (
+    ClientTallies,
+    Standing,
+    evidence_of_clients,
+    evidence_of_server,
+    rows_of_clients,
+    tally_clients,
+)
 from priory.fed import schedule
 from priory.fed.method import Advice, AdviceWarning, Channel, Task
 from priory.fed.shard import Shards
@@ -252,48 +259,28 @@ class Session:
 
     def _tallies(self, ids: np.ndarray, **how: Any) -> ClientTallies:
         with self.clock.booking("evaluate"):
-            down, step = self._standing()
-            data = (down, self.train, self.test, self.root, step)
-            how |= {"mesh": self.plan.mesh, "batch": self.plan.chunk}
-            total: ClientTallies = self._of_each(
-                ids, lambda task, *places: tally_clients(self.method, self.settled, task, *data, *places, **how)
-            )
+            total: ClientTallies = self._of_each(ids, self._asking(tally_clients, self.test, **how))
         return total
 
     def evidence(self) -> tuple[np.ndarray, float]:
         """The evidence of each client that takes part, and of the server, where the rounds so far have led."""
-        down, step = self._standing()
-        data = (down, self.train, self.root, step)
-        how = {"mesh": self.plan.mesh, "batch": self.plan.chunk}
-        per_client = self._of_each(
-            np.arange(self.task.num_clients),
-            lambda task, *places: evidence_of_clients(self.settled, task, *data, *places, **how),
-        )
-        server = evidence_of_server(self.settled, self.task, down)
+        per_client = self._of_each(np.arange(self.task.num_clients), self._asking(evidence_of_clients))
+        server = evidence_of_server(self.settled, self.task, self._broadcast()[0])
         return per_client, float(devices.to_host(server, self.plan.mesh))
 
     def effects(self, level: float, keep: bool) -> Effects:
         """The random effects of each client that takes part, where the rounds so far have led; draws if to `keep`."""
         mesh, num = self.plan.mesh, self.task.num_clients
-        down, step = self._standing()
-        shared = (self.train, self.root, step, devices.everywhere(np.float32(level), mesh))
-        how = {"mesh": mesh, "keep": keep, "batch": self.plan.chunk}
-        found = self._of_each(
-            np.arange(num),
-            lambda task, *places: effects_of_clients(self.method, self.settled, task, down, *shared, *places, **how),
-        )
-        server = devices.to_host(effects_of_server(self.method, self.task, down), mesh)
+        shared = devices.everywhere(np.float32(level), mesh)
+        found = self._of_each(np.arange(num), self._asking(effects_of_clients, shared, keep=keep))
+        server = devices.to_host(effects_of_server(self.method, self.task, self._broadcast()[0]), mesh)
         examples = np.asarray(self.federation.train.count[:num])
         return gather(found, server, self.federation.clients[:num], examples, level)
 
     def counts(self, ids: np.ndarray, draws: int) -> Counts:
         """What certificates of newcomers are computed from, stacked, where the rounds so far have led."""
-        down, step = self._standing()
-        how = {"mesh": self.plan.mesh, "batch": self.plan.chunk, "visits": self.settings.onboard_visits, "num": draws}
-        data = (down, self.train, self.root, step)
-        found: Counts = self._of_each(
-            ids, lambda task, *places: counts_of_clients(self.method, self.settled, task, *data, *places, **how)
-        )
+        visits = self.settings.onboard_visits
+        found: Counts = self._of_each(ids, self._asking(counts_of_clients, visits=visits, num=draws))
         return found
 
     def answers(self, foreign: ForeignInputs | None) -> dict[str, Answers]:
@@ -314,14 +301,21 @@ class Session:
         return told
 
     def _answers(self, ids: np.ndarray, foreign: Any, **how: Any) -> dict[str, Answers]:
-        down, step = self._standing()
         held = devices.everywhere((self.test, validation_of(self.federation, self.test)), self.plan.mesh)
-        data = (down, self.train, held, foreign, self.root, step)
-        how |= {"mesh": self.plan.mesh, "batch": self.plan.chunk}
-        ask = partial(_ask, self.method, self.settled, data, how)
+        ask = self._asking(rows_of_clients, held, foreign, **how)
         return collect(self.federation, ids, self._of_each, ask)
 
-    def _standing(self) -> tuple[Any, Any]:
+    def _asking(self, function: Callable[..., Any], *shared: Any, **how: Any) -> Callable[..., Any]:
+        """A function for `_of_each`: `function(standing, *shared, ids, joined, states)` where the rounds have led."""
+        down, step = self._broadcast()
+
+        def ask(task: Task, *places: Any, **more: Any) -> Any:
+            standing = Standing(self.method, self.settled, task, down, self.train, self.root, step)
+            return function(standing, *shared, *places, mesh=self.plan.mesh, batch=self.plan.chunk, **how, **more)
+
+        return ask
+
+    def _broadcast(self) -> tuple[Any, Any]:
         """What would be broadcast now and the number of rounds done, on every device."""
         return devices.everywhere((self.method.broadcast(self.server), np.int32(self.completed)), self.plan.mesh)
 
@@ -561,10 +555,6 @@ class Session:
 def _told(newcomers: dict[str, AnyScores]) -> dict[str, Any]:
     """What a line of the metrics says of newcomers."""
     return {part: scores.to_json() if scores else None for part, scores in newcomers.items()}
-
-
-def _ask(method: Any, settled: Any, data: tuple, how: dict[str, Any], task: Task, *places: Any, batches: int) -> Any:
-    return rows_of_clients(method, settled, task, *data, *places, batches=batches, **how)
 
 
 def _summarised(tallies: Tally | RegressionTally | None) -> AnyScores:
