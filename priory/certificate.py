@@ -6,7 +6,7 @@ rows are those that q was made from: none need be held out.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -95,12 +95,17 @@ class Certificate:
         found = asdict(self) | {"majority_bound": self.majority_bound, "vacuous": self.vacuous}
         return found | {"assumptions": list(self.assumptions)}
 
+    @classmethod
+    def from_json(cls, table: dict[str, Any]) -> "Certificate":
+        """What `to_json` gave; raises `KeyError` or `TypeError` on anything else."""
+        own = {field.name: table[field.name] for field in fields(cls)}
+        return cls(**own | {"assumptions": tuple(own["assumptions"])})
+
     def lines(self) -> list[str]:
         """What is to be said of it, a line each; the assumptions last."""
         limits = {"Gibbs": self.kl_bound, "Gibbs, by PAC-Bayes-λ": self.lambda_bound, "majority": self.majority_bound}
-        # Rounded up: a bound is not to be printed smaller than it is.
         bounds = ", ".join(
-            f"{name} {math.ceil(1000 * bound) / 1000:.3f}{' (vacuous)' if bound >= self.chance else ''}"
+            f"{name} {rounded_up(bound):.3f}{' (vacuous)' if bound >= self.chance else ''}"
             for name, bound in limits.items()
         )
         return [
@@ -112,14 +117,19 @@ class Certificate:
         ]
 
 
+def rounded_up(bound: float) -> float:
+    """The bound with three decimals: it is not to be printed smaller than it is."""
+    return math.ceil(1000 * bound) / 1000
+
+
 def summary(found: dict[str, Certificate]) -> str:
     """One line on the certificates of several clients."""
-    bounds = [one.kl_bound for one in found.values()]
+    median = rounded_up(float(np.median([one.kl_bound for one in found.values()])))
     useful = sum(not one.vacuous for one in found.values())
     one = next(iter(found.values()))
     return (
         f"certificates at {1 - one.delta:g} for each of {len(found)} newcomers: {useful} below chance "
-        f"({one.chance:.3f}), median bound on the Gibbs error {np.median(bounds):.3f}, if their rows are independent "
+        f"({one.chance:.3f}), median bound on the Gibbs error {median:.3f}, if their rows are independent "
         "and chose nothing"
     )
 

@@ -30,6 +30,7 @@ def test_the_guide_runs_as_it_stands(somewhere_else, capsys):
             continue
         for command in re.findall(r"^\$ priory (.*)$", text, re.MULTILINE):
             assert main(command.split()) == 0, capsys.readouterr().err
+    assert "cleveland" in Path("runs/hospitals/report.html").read_text()
     one, other = pd.read_csv("predictions.csv"), pd.read_csv("again.csv")
     told = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", PAGE.read_text(), re.MULTILINE)
     columns = [name for names in told for name in re.findall(r"`(\w+)`", names)]

@@ -13,6 +13,7 @@ from priory.report.clients import clients
 from priory.report.inside import cost, inside, settings
 from priory.report.markup import Html, element, embedded, note, script
 from priory.report.measure import foreign, measured
+from priory.report.newcomers import certificates
 from priory.report.numbers import Group, group, is_regression
 from priory.report.sections import Section, calibration, convergence, doubt, headline
 from priory.store import write_atomically
@@ -85,6 +86,7 @@ def render(groups: Sequence[Group], notices: Sequence[str] = ()) -> str:
         calibration(groups, regression),
         clients(groups, regression),
         doubt(groups, regression),
+        certificates(groups),
         inside(groups, regression),
         cost(groups),
         settings(groups),

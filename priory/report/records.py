@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from priory.certificate import Certificate
 from priory.core.errors import UsageError
 from priory.report.tables import PARTS
 from priory.store import RunDirectory
@@ -50,6 +51,7 @@ class Record:
         missing: Why it was not, or the chains were not looked at, and what to do.
         architectures: Scores by model, where clients have several.
         mixing: Of its chains, where the method has any.
+        certificates: Bounds on the error of newcomers, by name, where they were asked for.
     """
 
     path: Path
@@ -62,6 +64,7 @@ class Record:
     missing: str | None = None
     architectures: dict[str, dict[str, float | None]] | None = None
     mixing: Mixing | None = None
+    certificates: dict[str, Certificate] | None = None
 
     @property
     def method(self) -> str:
@@ -121,6 +124,7 @@ def read(path: Path) -> Record:
         clients=clients,
         uncertainty=uncertainty,
         architectures=directory.architectures() or summary["extra"].get("architectures"),
+        certificates=_certified(directory),
     )
 
 
@@ -153,6 +157,17 @@ def _kept(directory: RunDirectory, rounds: int) -> Uncertainty | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     return found if found is not None and found.rounds == rounds else None
+
+
+def _certified(directory: RunDirectory) -> dict[str, Certificate] | None:
+    """The certificates on file."""
+    table = directory.certificates()
+    try:
+        return table and {name: Certificate.from_json(one) for name, one in table.items()}
+    except (KeyError, TypeError):
+        raise UsageError(
+            f"{directory.path}/certificates.json holds no certificates of this version; ask for them again."
+        ) from None
 
 
 def _check(path: Path, manifest: Any, summary: Any, lines: Any, clients: Any) -> None:

@@ -10,9 +10,11 @@ import pytest
 
 import priory
 from priory import report
+from priory.certificate import Counts, conclude
 from priory.core.errors import UsageError
 from priory.report import clients, figures, markup, measure, numbers, page, records
 from priory.report.numbers import Estimate
+from priory.store import RunDirectory
 
 HOSTILE = '"><script>alert(1)</script><!--'
 
@@ -231,3 +233,31 @@ def test_chains_are_judged_though_nobody_has_test_rows(tmp_path):
     assert "nothing was scored" in text
     assert "Did the chains mix?" in text
     assert "FAILS for 8 clients" in text  # three rounds are far too few
+
+
+def test_certificates_are_told_with_verdict_and_assumption_the_tightest_first(written):
+    path = written("run")
+    counts = [
+        Counts(np.full(1000, wrong, np.int32), np.float32(nats), np.array([50, 50]))
+        for wrong, nats in ((40, 50), (2, 1))
+    ]
+    found = {
+        name: conclude(one, 0.05, "its Gaussian", name).to_json()
+        for name, one in zip((HOSTILE, "ward 9"), counts, strict=True)
+    }
+    assert [one["vacuous"] for one in found.values()] == [True, False]
+    RunDirectory(path).write_certificates(found)
+    text = read(path).text
+    assert text.index("ward 9") < text.index(HOSTILE)
+    assert text.index("holds with probability 0.95") < text.index("VACUOUS")
+    assert "1 of 2 are vacuous" in text
+    assert "Assumed: the client's rows are independent draws" in text
+    assert "a network drawn from its Gaussian" in text
+    assert "Certificates" not in read(written("other", seed=1)).text
+
+
+def test_certificates_of_something_else_are_refused(written):
+    path = written("run")
+    RunDirectory(path).write_certificates({"ward 1": {"bound": 0.1}})
+    with pytest.raises(UsageError, match="holds no certificates of this version"):
+        records.read(path)
