@@ -22,6 +22,7 @@ from priory.fed.method import Population, Predictive, Task, Unlabelled
 from priory.fed.shard import Batch, Shard, Shards
 from priory.metrics import RegressionTally, Tally
 from priory.models.likelihood import Categorical
+from priory.models.model import Params
 
 TEST_BATCH = 256
 LEVELS = (0.5, 0.8, 0.9, 0.95)  # of the central intervals of a regression
@@ -224,6 +225,20 @@ def evidence_of_clients(
 def evidence_of_server(settled: Any, task: Task, down: Any) -> Array:
     """The evidence that belongs to no client, −KL(q(φ) ‖ p(φ)) in nats."""
     return settled.server_evidence(task, down)
+
+
+@partial(jax.jit, static_argnames=("mesh", "num", "batch"))
+def draws_of_clients(
+    standing: Standing, ids: Array, joined: Array, clients: Any, *, mesh: Mesh, num: int, batch: int = 1
+) -> Params:
+    """So many networks of each client's posterior, leaves (clients, num, ...); for methods with `Draws`."""
+
+    def one(standing: Standing, place: Place) -> Params:
+        posterior, key, _ = evaluated_posterior(standing, place, visits=0, batched=batch > 1)
+        drawn: Params = standing.method.draws(standing.task, posterior, key, num)
+        return drawn
+
+    return for_each(one, standing, (ids, joined, clients), mesh, batch)
 
 
 def evaluated_posterior(standing: Standing, place: Place, *, visits: int, batched: bool) -> tuple[Any, Key, Key]:

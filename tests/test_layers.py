@@ -19,7 +19,7 @@ RANKS = {
     **dict.fromkeys(["store", "evaluate"], 5),
     **dict.fromkeys(["certificate", "effects", "uncertainty", "track"], 6),
     **dict.fromkeys(["engine", "tune", "deploy"], 7),
-    **dict.fromkeys(["report", "estimator"], 8),
+    **dict.fromkeys(["report", "calibration", "estimator"], 8),
     "": 9,  # priory/__init__.py, which gathers the public names
     **dict.fromkeys(["cli"], 10),
     **dict.fromkeys(["__main__"], 11),

@@ -124,6 +124,12 @@ def _audit(argv: Sequence[str]) -> int:
     return audit.audit(argv)
 
 
+def _check(argv: Sequence[str]) -> int:
+    from priory.cli import check
+
+    return check.check(argv)
+
+
 def _methods(argv: Sequence[str]) -> int:
     from priory.cli import listings
 
@@ -149,6 +155,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "export": ("write a client's model and draws of its posterior to files", _export),
     "clients": ("list the clients of a run", _clients),
     "audit": ("test a run's claim of differential privacy with canary clients", _audit),
+    "check": ("test whether a method's posteriors mean what they say, where the truth is known", _check),
     "methods": ("list the methods: paper, what stays on the client, what travels", _methods),
     "datasets": ("list the data sets", _datasets),
 }

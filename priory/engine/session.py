@@ -37,6 +37,7 @@ from priory.engine.settings import Settings
 from priory.evaluate import (
     ClientTallies,
     Standing,
+    draws_of_clients,
     evidence_of_clients,
     evidence_of_server,
     rows_of_clients,
@@ -46,7 +47,7 @@ from priory.fed import schedule
 from priory.fed.method import Advice, AdviceWarning, Channel, Task
 from priory.fed.shard import Shards
 from priory.metrics import RegressionScores, RegressionTally, Scores, Tally
-from priory.models.model import several
+from priory.models.model import Params, several
 from priory.store import Checkpoint, RunDirectory
 from priory.track import Tracker
 from priory.uncertainty import Answers, ForeignInputs, collect, validation_of
@@ -282,6 +283,11 @@ class Session:
         visits = self.settings.onboard_visits
         found: Counts = self._of_each(ids, self._asking(counts_of_clients, visits=visits, num=draws))
         return found
+
+    def draws(self, num: int) -> Params:
+        """So many networks of each participant's posterior, leaves (clients, num, ...), where the rounds have led."""
+        drawn: Params = self._of_each(np.arange(self.task.num_clients), self._asking(draws_of_clients, num=num))
+        return drawn
 
     def answers(self, foreign: ForeignInputs | None) -> dict[str, Answers]:
         """What the models say of every held-out example, by part as in the summary, where the rounds so far have led.

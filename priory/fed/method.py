@@ -52,6 +52,7 @@ UpIn = TypeVar("UpIn", contravariant=True)
 PostIn = TypeVar("PostIn", contravariant=True)
 ClientIn = TypeVar("ClientIn", contravariant=True)
 PostOut = TypeVar("PostOut", covariant=True)
+DownOut = TypeVar("DownOut", covariant=True)
 Info = dict[str, Array]
 
 
@@ -318,6 +319,22 @@ class Alone(Protocol):
 
     def alone(self) -> Any:
         """The same training of every client by itself."""
+
+
+@runtime_checkable
+class Knows(Protocol[DownOut]):
+    """Optional: the broadcast has a form for a population that is known, so that posteriors can be put to the test."""
+
+    def knowing(self, task: Task, mean: Params, sd: Any) -> DownOut:
+        """What the server would broadcast if it knew that clients' weights are independent N(mean, sd²)."""
+
+
+@runtime_checkable
+class Calibrates(Protocol):
+    """Optional: the method has a setting under which its posteriors are Bayes' where everything is Gaussian."""
+
+    def calibrated(self, prior_sd: float, posterior_sd: float) -> Any:
+        """That setting, all clients having one population and one posterior width; the rest stays as it is."""
 
 
 class AdviceWarning(UserWarning):

@@ -43,7 +43,7 @@ from priory.bayes.gaussian import Free
 from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
-from priory.core.struct import static, struct
+from priory.core.struct import replace, static, struct
 from priory.fed import alternate
 from priory.fed.alternate import Belief, Personal, fresh
 from priory.fed.certified import own_statistics
@@ -270,6 +270,18 @@ class CFedBayes:
 
     def cluster(self, client: Member) -> Array:
         return client.cluster
+
+    def knowing(self, task: Task, mean: Params, sd: Any) -> Belief:
+        """All K priors are the one population."""
+        del task
+        one = Free(mean.weights, jax.tree.map(gaussian.rho_of, sd))
+        num = self.num_clusters
+        return Belief(jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), one), mean.stats)
+
+    def calibrated(self, prior_sd: float, posterior_sd: float) -> "CFedBayes":
+        """ζ = 1, since any other tempers the likelihood, and one cluster for one population."""
+        del prior_sd, posterior_sd
+        return replace(self, zeta=1.0, clusters=1)
 
     def _split(self, key: Key) -> tuple[Key, Key]:
         """The key of the choice and that of the work, which with nothing to choose has all of it, as in pFedBayes."""

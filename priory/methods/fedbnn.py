@@ -225,6 +225,11 @@ class FedBNN:
         """How far two matrices of K rows of probabilities can be apart, √(2K): rows differ by √2 at most."""
         return math.sqrt(2 * _alignment(task).shape[0])
 
+    def knowing(self, task: Task, mean: Params, sd: Any) -> Array:
+        """Nothing said so far, which leaves clients the prior N(0, prior_sd²): no other population can be told."""
+        del mean, sd
+        return jnp.zeros((_alignment(task).shape[0], _num_classes(task)))
+
     def alone(self) -> "FedBNN":
         """The same training without the others: γ = 0."""
         return replace(self, gamma=0.0)

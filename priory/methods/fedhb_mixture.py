@@ -272,6 +272,30 @@ class FedHBMixture:
         divergence = math.log(self.num_prototypes) + mixture.penalty(mean, down.networks, self.variance)
         return Certified(lambda key: Params(gaussian.draw(key, Gaussian(mean, sd)), down.stats), divergence)
 
+    def draws(self, task: Task, posterior: Experts, key: Key, num: int) -> Params:
+        """Networks drawn from the Gaussians of width ε around the experts, in turn, on axis 0; the gate is not read."""
+        del task
+        experts = jax.tree.leaves(posterior.networks)[0].shape[0]
+
+        def one(place: tuple[Key, Array]) -> Params:
+            key, turn = place
+            centre = mixture.pick(posterior.networks, turn)
+            width = jax.tree.map(lambda leaf: jnp.full_like(leaf, self.epsilon), centre)
+            return Params(gaussian.draw(key, Gaussian(centre, width)), posterior.stats)
+
+        return jax.lax.map(one, (jax.random.split(key, num), jnp.arange(num) % experts))
+
+    def knowing(self, task: Task, mean: Params, sd: Weights) -> Prototypes:
+        """All prototypes are the mean; the spread around it is not broadcast, but the setting σ²."""
+        del sd
+        frozen, learned = task.frozen_and_learned(mean.weights, self.update)
+        networks = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.num_prototypes, *leaf.shape)), learned)
+        return Prototypes(networks, frozen, mean.stats, mean if self.gate else None)
+
+    def calibrated(self, prior_sd: float, posterior_sd: float) -> "FedHBMixture":
+        """σ² of the population, one prototype for one population, and ε as wide as the posterior."""
+        return replace(self, variance=prior_sd**2, epsilon=posterior_sd, num_prototypes=1)
+
     def reference(self, task: Task, down: Prototypes, payload: Update) -> Update:
         """The prototype nearest to what is sent; no share moves."""
         gate = None if down.gate is None else Params(self._gate_parts(task, down)[1], down.gate.stats)

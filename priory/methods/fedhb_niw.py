@@ -28,7 +28,8 @@ What the paper leaves open, and what is done here (docs/methods/fedhb.md has the
   nothing is divided by p. ε is 1e-4, enters V0 and the bound, and is not sampled in training.
 - The penalty is divided by |D_k| and the likelihood is a minibatch mean (below eq. (35)). It is taken implicitly.
 - Global prediction: the mean m0, or `global_samples` draws of the Student-t. Personal prediction: the mean m
-  (algorithm 9), or `personal_samples` draws of N(m, Σ*), because ε leaves a posterior without width.
+  (algorithm 9), or `personal_samples` draws of N(m, Σ*), because ε leaves a posterior without width. `draws` tells of
+  q_k = N(m, ε²), columns not dropped, or of that N(m, Σ*).
 - A head that is frozen in training has no prior; personalisation trains it without a penalty.
 - A client without examples sends nothing.
 """
@@ -90,7 +91,7 @@ class Posterior:
     Attributes:
         params: Its centre.
         spread: What is drawn around the centre, None for a point.
-        num_samples: Networks that predict together.
+        num_samples: Networks that predict together; 0 predicts with the centre.
     """
 
     params: Params
@@ -226,8 +227,9 @@ class FedHBNIW:
         pull = Pull(lambda _: centre, strength)
         params, _ = fit(objective, Params(start, down.stats), data, optimiser, work, key, pull)  # eq. (46)
         if self.personal_samples == 0:
-            return Posterior(params, None, 1)
-        sd = jax.tree.map(jnp.sqrt, niw.mode_variance(self._posterior(task, down)))
+            sd = jax.tree.map(lambda leaf: jnp.full_like(leaf, self.epsilon), down.mean)  # q_k
+        else:
+            sd = jax.tree.map(jnp.sqrt, niw.mode_variance(self._posterior(task, down)))
         sd = trees.merge(sd, jax.tree.map(jnp.zeros_like, down.frozen))
         return Posterior(params, StudentT(params.weights, sd, float("inf"), True), self.personal_samples)
 
@@ -235,13 +237,13 @@ class FedHBNIW:
         del data, key
         params = Params(trees.merge(down.frozen, down.mean), down.stats)
         if self.global_samples == 0:
-            return Posterior(params, None, 1)
+            return Posterior(params, None, 0)
         spread = niw.predictive(self._posterior(task, down))  # eq. (19)
         sd = trees.merge(spread.sd, jax.tree.map(jnp.zeros_like, down.frozen))
         return Posterior(params, replace(spread, mean=params.weights, sd=sd), self.global_samples)
 
     def predict(self, task: Task, posterior: Posterior, x: Array, key: Key) -> Predictive:
-        if posterior.spread is None:
+        if posterior.num_samples == 0:
             return point(task.model.apply(posterior.params, x)[0])
         return equally(task, self.draws(task, posterior, key, posterior.num_samples), x)
 
@@ -254,7 +256,20 @@ class FedHBNIW:
                 return posterior.params
             return Params(niw.draw(key, posterior.spread), posterior.params.stats)
 
-        return jax.lax.map(one, jax.random.split(key, num))
+        return jax.vmap(one)(jax.random.split(key, num))
+
+    def knowing(self, task: Task, mean: Params, sd: Weights) -> Prior:
+        """V0 as large as what the penalty takes for Σ⁻¹ asks for."""
+        frozen, learned = task.frozen_and_learned(mean.weights, self.update)
+        sd = task.frozen_and_learned(sd, self.update)[1]
+        q = self._posterior(task, Prior(learned, sd, frozen, mean.stats))
+        worth = q.dof + q.dim + 1 if self.precision == "mode" else q.dof
+        return Prior(learned, jax.tree.map(lambda s: worth * s**2, sd), frozen, mean.stats)
+
+    def calibrated(self, prior_sd: float, posterior_sd: float) -> "FedHBNIW":
+        """ε, which is one number for all weights of all clients, as wide as the posterior."""
+        del prior_sd
+        return replace(self, epsilon=posterior_sd, personal_samples=0)
 
     def uncertified(self, task: Task) -> str | None:
         return trained_head(self.update) or own_statistics(task)

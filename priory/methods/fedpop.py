@@ -44,6 +44,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.flatten_util import ravel_pytree
 
 from priory.bayes import gaussian, kernels, population
 from priory.bayes.gaussian import Gaussian
@@ -226,13 +227,7 @@ class FedPop:
         z, phi = trees.partition(drawn.weights, task.is_head)
         mean = trees.zeros(z) if self.freeze_prior else z
         normal = population.normal_around(mean, self.prior_sd, "scalar" if self.prior == "scalar" else "diagonal")
-        beta: Prior = normal
-        crowd: Any = ()
-        if self.prior == "energy":
-            crowd = jax.vmap(lambda key: population.draw(normal, key))(jax.random.split(key_crowd, self.particles))
-            beta = population.energy_around(normal, self.width, key_energy)
-        elif self.prior_draws:
-            crowd = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.prior_draws, *leaf.shape)), beta)
+        beta, crowd = self._prior_at(normal, key_energy, key_crowd)
         optimisers = (self.optimiser.build().init(phi), self._prior_optimiser().build().init(beta))
         return Server(phi, beta, drawn.stats, crowd, optimisers, jnp.int32(0), jnp.float32(0))
 
@@ -347,6 +342,21 @@ class FedPop:
         # The divergence from an equal mixture: log Σ exp is convex, so its mean is no less than at the means.
         nats = jnp.log(each.shape[0]) - jax.nn.logsumexp(-each)
         return Certified(lambda key: Params(trees.merge(gaussian.draw(key, q), down.phi), down.stats), nats)
+
+    def knowing(self, task: Task, mean: Params, sd: Weights) -> Down:
+        """β at the population, and draws or particles that are all of it; one σ for all is their geometric mean."""
+        z, phi = trees.partition(mean.weights, task.is_head)
+        log_sd = jax.tree.map(jnp.log, trees.partition(sd, task.is_head)[0])
+        if self.prior == "scalar":
+            log_sd = jnp.mean(ravel_pytree(log_sd)[0])
+        key_energy, key_crowd = jax.random.split(jax.random.key(0))
+        beta, crowd = self._prior_at(Normal(z, log_sd), key_energy, key_crowd)
+        return Down(phi, beta, mean.stats, crowd)
+
+    def calibrated(self, prior_sd: float, posterior_sd: float) -> "FedPop":
+        """A kernel that keeps the posterior: Langevin's with the steps that would leave it refused."""
+        del prior_sd, posterior_sd
+        return self if self.kernel in ("mala", "hmc", "nuts") else replace(self, kernel="mala")
 
     def compressible(self, path: str) -> bool:
         """Only J is compressed."""
@@ -467,6 +477,15 @@ class FedPop:
             which = jax.random.randint(key_which, (), 0, self.prior_draws)
             beta = jax.tree.map(lambda leaf: leaf[which], down.crowd)
         return population.draw(beta, key_draw)
+
+    def _prior_at(self, normal: Normal, key_energy: Key, key_crowd: Key) -> tuple[Prior, Any]:
+        """β where the population is a normal one, and the crowd that goes with it."""
+        if self.prior == "energy":
+            crowd = jax.vmap(lambda key: population.draw(normal, key))(jax.random.split(key_crowd, self.particles))
+            return population.energy_around(normal, self.width, key_energy), crowd
+        if self.prior_draws:
+            return normal, jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.prior_draws, *leaf.shape)), normal)
+        return normal, ()
 
     def _next_prior(self, task: Task, server: Server, score: Prior, key: Key) -> tuple[Prior, Any, Any]:
         """β after the round, the state of its optimiser, and the crowd; `score` is the clients' mean I."""

@@ -46,7 +46,7 @@ from priory.bayes import gaussian
 from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
-from priory.core.struct import static, struct
+from priory.core.struct import replace, static, struct
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.embedding import Embedding, Layer
 from priory.fed.local import Optimiser, Work, each_batch, fit
@@ -289,6 +289,11 @@ class FedVI:
             return Params(network, down.stats)
 
         return Certified(draw, _divergence(local) + 0.5 * jnp.sum(jnp.square(local.bias / width)))
+
+    def calibrated(self, prior_sd: float, posterior_sd: float) -> "FedVI":
+        """τ = 1, since any other tempers the likelihood, and labels, without which a posterior is nearly the prior."""
+        del prior_sd, posterior_sd
+        return replace(self, tau=1.0, refine_epochs=300, refine_step_size=0.05)
 
     def reference(self, task: Task, down: Params, payload: Params) -> Params:
         del task, payload

@@ -35,7 +35,7 @@ from priory.bayes import gaussian
 from priory.bayes.gaussian import Free
 from priory.core import trees
 from priory.core.rng import Key
-from priory.core.struct import static, struct
+from priory.core.struct import replace, static, struct
 from priory.fed import alternate
 from priory.fed.alternate import Belief, Personal, fresh
 from priory.fed.certified import own_statistics
@@ -158,6 +158,15 @@ class PFedBayes:
         if self.average == "params":
             return down
         return self._moments(down, down)
+
+    def knowing(self, task: Task, mean: Params, sd: Any) -> Belief:
+        del task
+        return Belief(Free(mean.weights, jax.tree.map(gaussian.rho_of, sd)), mean.stats)
+
+    def calibrated(self, prior_sd: float, posterior_sd: float) -> "PFedBayes":
+        """ζ = 1: any other tempers the likelihood."""
+        del prior_sd, posterior_sd
+        return replace(self, zeta=1.0)
 
     def _local(self, task: Task, down: Belief, client: Any, data: Shard, key: Key) -> tuple[Personal, Belief, Array]:
         """The posterior and w_k after a round's work, and its mean loss."""

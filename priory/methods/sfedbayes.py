@@ -33,13 +33,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from priory.bayes import spike_slab
+from priory.bayes import gaussian, spike_slab
 from priory.bayes.gaussian import Gaussian
 from priory.bayes.spike_slab import Free, SpikeSlab
 from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
-from priory.core.struct import static, struct
+from priory.core.struct import replace, static, struct
 from priory.fed import alternate
 from priory.fed.alternate import Belief, Personal, fresh
 from priory.fed.certified import own_statistics
@@ -206,6 +206,17 @@ class SFedBayes:
     def reference(self, task: Task, down: Belief, payload: Update) -> Update:
         del task, payload
         return _update(down)
+
+    def knowing(self, task: Task, mean: Params, sd: Weights) -> Belief:
+        """A slab without a spike, as near as λ comes to 1."""
+        del task
+        logit = jax.tree.map(lambda leaf: spike_slab.logit_of(jnp.ones_like(leaf)), sd)
+        return Belief(Free(mean.weights, jax.tree.map(gaussian.rho_of, sd), logit), mean.stats)
+
+    def calibrated(self, prior_sd: float, posterior_sd: float) -> "SFedBayes":
+        """ζ = 1, since any other tempers the likelihood, and a posterior that goes on until it has arrived."""
+        del prior_sd, posterior_sd
+        return replace(self, zeta=1.0, stateful=True)
 
     def _local(self, task: Task, down: Belief, client: Any, data: Shard, key: Key) -> tuple[Personal, Belief, Array]:
         """The posterior and w_k after a round's work, and its mean loss."""

@@ -22,6 +22,7 @@ from priory.core.struct import replace, struct
 from priory.fed.alternate import Belief
 from priory.fed.method import (
     Advice,
+    Calibrates,
     Clusters,
     Compresses,
     Divergence,
@@ -29,6 +30,7 @@ from priory.fed.method import (
     Effects,
     Evidence,
     Info,
+    Knows,
     Message,
     Method,
     Population,
@@ -218,6 +220,9 @@ _networks: Draws[Belief] = fedbnn.FedBNN()
 _own_draws: Draws[fedhb_niw.Posterior] = fedhb_niw.FedHBNIW()
 _bound: Evidence[fedhb_niw.Prior, Any] = fedhb_niw.FedHBNIW()
 _mixture_bound: Evidence[fedhb_mixture.Prototypes, fedhb_mixture.Update] = fedhb_mixture.FedHBMixture()
+_prototypes: Draws[fedhb_mixture.Experts] = fedhb_mixture.FedHBMixture()
+_known: Knows[fedhb_niw.Prior] = fedhb_niw.FedHBNIW()
+_tempered: Calibrates = pfedbayes.PFedBayes()
 _thinned: Thins[Belief, sfedbayes.Update] = sfedbayes.SFedBayes()
 
 
