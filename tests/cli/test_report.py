@@ -70,7 +70,7 @@ def test_a_failed_attempt_leaves_the_report_that_was_there(capsys):
 )
 def test_what_cannot_be_reported_is_told_in_one_sentence(arguments, sentence, capsys):
     Path("empty").mkdir()
-    tables = {"method": {"name": "fedavg"}, "run": {}, "data": {}}
+    tables = {"method": {"name": "fedavg"}, "run": {}, "data": {}, "environment": {"data_checksum": "0"}}
     RunDirectory("foreign").create(tables)
     RunDirectory("run").create(tables)
     scores = {"accuracy": 0.5, "nll": 1.0, "clients": {}}
