@@ -61,6 +61,8 @@ class Certificate:
         chance: The error of a guess, 1 − 1/classes.
         commonest_error: On the rows, of who always gives their commonest label.
         certifies: What q is.
+        rounds: That the federation had done; None where nobody told.
+        known: Rows that equal, label included, ones that participants trained on; right only if that is chance.
         assumptions: Under which the bounds hold.
     """
 
@@ -78,6 +80,8 @@ class Certificate:
     chance: float
     commonest_error: float
     certifies: str
+    rounds: int | None = None
+    known: int = 0
     assumptions: tuple[str, ...] = ASSUMPTIONS
 
     @property
@@ -113,6 +117,7 @@ class Certificate:
             f"  chance {self.chance:.3f}, commonest label {self.commonest_error:.3f}; {self.rows} rows, "
             f"{self.divergence:.1f} nats from the prior, error {self.sampled_error:.3f} over {self.draws} draws",
             f"  of a network drawn from {self.certifies}",
+            *([f"  {self.known} of the rows equal ones that participants trained on"] if self.known else []),
             *(f"  if {sentence}" for sentence in self.assumptions),
         ]
 
@@ -242,8 +247,15 @@ def counts_of(
     return count(method, task, down, posterior, data, draw_key(root, t, place), num)
 
 
-def conclude(counts: Counts, delta: float, certifies: str, client: str | None = None) -> Certificate:
-    """The certificate that the counts of one client give."""
+def conclude(
+    counts: Counts,
+    delta: float,
+    certifies: str,
+    client: str | None = None,
+    rounds: int | None = None,
+    known: int = 0,
+) -> Certificate:
+    """The certificate that the counts of one client give; its other numbers are those of `Certificate`."""
     labels, draws = np.asarray(counts.labels), len(counts.wrong)
     rows, divergence = int(labels.sum()), float(counts.divergence)
     if rows == 0:
@@ -273,4 +285,6 @@ def conclude(counts: Counts, delta: float, certifies: str, client: str | None = 
         chance=1 - 1 / len(labels),
         commonest_error=1 - float(labels.max()) / rows,
         certifies=certifies,
+        rounds=rounds,
+        known=known,
     )

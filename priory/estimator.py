@@ -100,7 +100,7 @@ class PersonalClassifier(ClassifierMixin, _Personal):
             y = np.asarray(y)
             model = self._join(X, y)
             self._keep(model)
-            self.classes_ = _like(np.array(model.form.classes), y)
+            self.classes_ = _labels(model.form, y)
             return self
         X, y = validate_data(self, X, y)
         check_classification_targets(y)
@@ -164,8 +164,15 @@ def _shaped(X: Any, form: Form) -> Any:
     return rows.reshape(-1, *shape) if is_flat else rows
 
 
-def _like(names: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The names of classes as labels of the type of `y`: numbers where these are numbers."""
-    with suppress(ValueError):
-        return names.astype(y.dtype) if y.dtype.kind in "iuf" else names
+def _labels(form: Form, y: np.ndarray) -> np.ndarray:
+    """The classes as labels like those of `y`: names, numbers, truth values, or places where these were given."""
+    names, codes = np.array(form.classes), form.read_labels(y)
+    if y.dtype.kind == "b":
+        return np.array([name == str(True) for name in names])
+    if y.dtype.kind in "iuf":
+        with suppress(ValueError):
+            numbers = names.astype(y.dtype)
+            if np.array_equal(numbers[codes], y):
+                return numbers
+        return np.arange(len(names), dtype=y.dtype)
     return names

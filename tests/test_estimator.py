@@ -74,6 +74,22 @@ def test_fitting_joins_the_run_as_a_newcomer(run, rows):
     assert fitted.score(x[20:], y[20:]) == np.mean(expected.name.astype(int) == y[20:])
 
 
+@pytest.mark.parametrize("kind", ["names", "places", "truth values"])
+def test_labels_come_back_as_they_were_given(rows, kind):
+    x, client = rows[0], rows[2]
+    is_true = x[:, 0] > 0
+    names = is_true if kind == "truth values" else np.where(is_true, "ill", "fine")
+    run = priory.simulate(priory.FedAvg(), priory.data.from_arrays(x, names, client, seed=0), **SMALL)
+    places = np.array([list(run.federation.classes).index(name) for name in names]) if kind == "places" else None
+    y = names if places is None else places
+    fitted = PersonalClassifier(run).fit(x[:40], y[:40])
+    found = fitted.predict(x[40:])
+    assert found.dtype == y.dtype
+    best = fitted.predict_proba(x[40:]).argmax(axis=1)
+    np.testing.assert_array_equal(found, fitted.classes_[best])
+    assert set(fitted.classes_.tolist()) == set(y.tolist())
+
+
 def test_a_model_that_is_there_is_a_fitted_estimator(run, rows, tmp_path):
     model = run.client(1)
     fitted = PersonalClassifier.from_model(priory.load_model(priory.save_model(model, tmp_path / "m")))

@@ -23,8 +23,8 @@ TEXT = (
     "priory check METHOD [flags]. `priory check METHOD --help` adds the method's own flags."
 )
 MEANING = (
-    "Truth: {problem}. Of right posteriors 99 in 100 pass. Local work runs until it has converged. To pass is "
-    "necessary, and says nothing of deeper networks."
+    "Truth: {problem}. Of right posteriors 99 in 100 pass a verdict. Settings that are not broadcast stay as they are. "
+    "Local work runs until it has converged. To pass is necessary, and says nothing of deeper networks."
 )
 
 

@@ -148,9 +148,10 @@ def _labelled(run: Run, data: Rows, chosen: Options, has_task: bool, console: Co
     """The model from labels, scored beside those that need less."""
     assert data.y is not None
     num = len(data.x)
-    label = run.federation.read_labels(data.y) if run.federation.num_classes else np.zeros(num, np.int32)
-    random = splits.stream(chosen.seed, splits.Purpose.TEST)
-    is_test = splits.hold_out(np.zeros(num, np.int32), label, chosen.test, random)
+    random, alike = splits.stream(chosen.seed, splits.Purpose.TEST), np.zeros(num, np.int32)
+    is_test = splits.hold_out(
+        alike, alike, chosen.test, random
+    )  # labels have no say: sets and certificates rest on that
     own, held, scored = data.where(~is_test), data.where(is_test), bool(is_test.any())
     if not scored and not has_task:
         raise UsageError(

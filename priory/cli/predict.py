@@ -28,6 +28,7 @@ TEXT = (
     "data could remove, and a prediction set; a regression gets mean, standard deviation and intervals."
 )
 BATCH = 1024  # rows predicted at once: memory does not grow with the file
+SAVEZ = ("file", "allow_pickle")  # arguments of NumPy, which no array can have as a name
 ENDINGS = (".csv", ".parquet", ".npz")
 
 
@@ -83,9 +84,13 @@ def predict(argv: Sequence[str]) -> int:
     rows = read_rows(named.form, named.likelihood, chosen.data)
     kept, model = _kept(named.form, rows, chosen), named.make()
     columns = _predicted(model, rows, chosen)
-    twice = sorted(kept.keys() & columns.keys())
+    is_npz = Path(chosen.out).suffix == ".npz"
+    taken = {*_stacked(columns, model.form.classes), *SAVEZ} if is_npz else columns.keys()
+    twice = sorted(kept.keys() & taken)
     if twice:
-        raise UsageError(f"keep={twice[0]} is the name of a prediction as well; rename the column of {chosen.data}.")
+        raise UsageError(
+            f"keep={twice[0]} is a name that {chosen.out} needs itself; rename the column of {chosen.data}."
+        )
     write_atomically(Path(chosen.out), _content(Path(chosen.out).suffix, kept, columns, model.form.classes))
     _tell(report.console(), model, columns, chosen)
     return 0

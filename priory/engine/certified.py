@@ -18,6 +18,7 @@ from priory.fed.shard import Shard
 from priory.store import RunDirectory
 
 Run = Any  # `engine.run.Run`, which imports this file
+MOST_KNOWN = 0.1  # share of a client's rows that may equal some of the participants' by chance
 WITHOUT_LABELS = "it was made without labels, and a certificate counts errors on them; give `onboard` x and y"
 WITHOUT_ROWS = "the rows that it was made from are not kept with it; ask for it when the client is onboarded"
 
@@ -46,30 +47,44 @@ def basis_of(run: Run, data: Shard, place: int) -> Basis:
 def certify(
     method: Any, task: Task, posterior: Any, basis: Basis, delta: float, draws: int, client: str | None = None
 ) -> Certificate:
-    """The certificate of a posterior; the method has been checked."""
-    t, place = jnp.int32(basis.completed), jnp.int32(basis.place)
-    counts = certificate.counts_of(method, task, basis.down, posterior, basis.data, basis.root, t, place, num=draws)
-    return certificate.conclude(counts, delta, method.certifies, client)
+    """The certificate of a posterior; the method has been checked.
 
-
-def check_unseen(federation: Federation, data: Shard) -> None:
-    """Raises `UsageError` where most rows of a client are ones that participants trained on, byte for byte.
-
-    Some may be by chance, where inputs have few values.
+    Raises `UsageError` where more rows than a few are ones that participants trained on.
     """
-    split, num = federation.train, federation.num_clients
-    seen = {
-        row.tobytes()
-        for start, rows in zip(split.start[:num], split.count[:num], strict=True)
-        for row in federation.x[start : start + rows]
-    }
-    own = np.asarray(data.pool.x).astype(federation.x.dtype)
-    known = sum(row.tobytes() in seen for row in own)
-    if known > len(own) / 2:
+    known, num = known_rows(basis.federation, basis.data), int(basis.data.count)
+    if known > MOST_KNOWN * num:
         raise UsageError(
-            f"{known} of the client's {len(own)} rows are among those that participants trained on, so that the prior "
+            f"{known} of the client's {num} rows are among those that participants trained on, so that the prior "
             "has seen them; certify a client that took no part."
         )
+    t, place = jnp.int32(basis.completed), jnp.int32(basis.place)
+    counts = certificate.counts_of(method, task, basis.down, posterior, basis.data, basis.root, t, place, num=draws)
+    return certificate.conclude(counts, delta, method.certifies, client, basis.completed, known)
+
+
+def known_rows(federation: Federation, data: Shard) -> int:
+    """How many rows of a client equal, label included, ones that participants trained on.
+
+    Some do by chance, where inputs have few values.
+    """
+    start, count = int(data.start[0]), int(data.count)
+    own = slice(start, start + count)
+    assert data.pool.y is not None
+    return _known(_trained_on(federation), np.asarray(data.pool.x[own]), np.asarray(data.pool.y[own]), federation)
+
+
+def _trained_on(federation: Federation) -> set[bytes]:
+    split, num = federation.train, federation.num_clients
+    return {
+        x.tobytes() + y.tobytes()
+        for start, rows in zip(split.start[:num], split.count[:num], strict=True)
+        for x, y in zip(federation.x[start : start + rows], federation.y[start : start + rows], strict=True)
+    }
+
+
+def _known(seen: set[bytes], x: np.ndarray, y: np.ndarray, federation: Federation) -> int:
+    x, y = x.astype(federation.x.dtype), y.astype(federation.y.dtype)
+    return sum(one.tobytes() + label.tobytes() in seen for one, label in zip(x, y, strict=True))
 
 
 def of_newcomers(run: Run, delta: float, draws: int) -> dict[str, Certificate]:
@@ -104,9 +119,19 @@ def of_client(run: Run, client: int | str, prior: Run | None, delta: float, draw
 
 def _of_each(run: Run, ids: np.ndarray, delta: float, draws: int) -> dict[str, Certificate]:
     counts, found = run.session.counts(ids, draws), {}
+    federation, seen, failed = run.federation, _trained_on(run.federation), []
     for i, index in enumerate(ids):
-        name, own = run.federation.clients[index], jax.tree.map(lambda leaf, i=i: leaf[i], counts)
-        found[name] = certificate.conclude(own, delta, run.method.certifies, name)
+        name, own = federation.clients[index], jax.tree.map(lambda leaf, i=i: leaf[i], counts)
+        rows = federation.rows(int(index), "train")
+        known = _known(seen, federation.x[rows], federation.y[rows], federation)
+        try:
+            found[name] = certificate.conclude(own, delta, run.method.certifies, name, run.completed, known)
+        except UsageError as error:  # of this client alone
+            failed.append(str(error))
+    if not found:
+        raise UsageError(failed[0])
+    for sentence in failed:
+        warnings.warn(sentence, stacklevel=4)
     return found
 
 

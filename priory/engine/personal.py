@@ -103,7 +103,6 @@ class PersonalModel:
         certificate.check(self.method, self.source.method, self.task, delta, draws)
         if isinstance(self.basis, str):
             raise UsageError(f"The model has no certificate: {self.basis}.")
-        certified.check_unseen(self.basis.federation, self.basis.data)
         return certified.certify(self.method, self.task, self.posterior, self.basis, delta, draws)
 
     def calibrated(self, x: Any, y: Any, scale: Any = None, encoded: bool = False) -> "PersonalModel":

@@ -14,8 +14,8 @@ from priory.fed.method import Predictive
 from priory.uncertainty import conformal
 
 NO_CALIBRATION = (
-    "There are no prediction sets, since this client has no held-out rows to calibrate on; partition the data with "
-    "validation=0.2 and run again, or give rows to `calibrated`."
+    "There are no prediction sets, since this client has no held-out rows to calibrate on that the run did not use "
+    "itself; partition the data with validation=0.2 and run again, or give rows to `calibrated`."
 )
 ASSUMPTION = (
     "the held-out rows and the rows that are predicted are exchangeable, and the held-out rows had no part in training "

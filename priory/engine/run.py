@@ -111,6 +111,8 @@ class Run:
         joined, state = self.session.record_of(index)
         data = self.train.of(jnp.int32(index))
         model = self._personalised(data, index, jnp.asarray(joined), state, TOOK_PART)
+        if self.settings.exclude_uncertain:  # the rows have chosen who is heard
+            return model
         held = uncertainty.validation_of(self.federation, self.session.test).of(jnp.int32(index))
         return model.calibrated_on(held)
 

@@ -109,11 +109,6 @@ def _reopen(
     path: Path | str, federation: Federation | None, method: Any, model: Any, channel: Channel | None
 ) -> Session:
     recipe = manifest.read(RunDirectory(path).manifest(), federation, method)
-    if "data_checksum" not in recipe.environment:  # the last line that a run writes
-        raise UsageError(
-            f"{path}/manifest.toml has no data_checksum, so it was cut short, and nothing says which rows the run had; "
-            "restore it, or run its settings again."
-        )
     for name, value in (("model", model), ("channel", channel)):
         if name in recipe.given and value is None:
             raise UsageError(

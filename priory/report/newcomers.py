@@ -25,7 +25,7 @@ HEADER = (
 
 def certificates(groups: Sequence[Group]) -> Section:
     """Bounds on the error of newcomers, the tightest first; empty where none were asked for."""
-    found = [(name, group.label, one) for group in groups for name, one in (group.first.certificates or {}).items()]
+    found = [(name, group.label, one) for group in groups for name, one in group.first.certificates.items()]
     return Section("certificates", "Certificates of newcomers", _body(found) if found else Html(""))
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class Record:
     missing: str | None = None
     architectures: dict[str, dict[str, float | None]] | None = None
     mixing: Mixing | None = None
-    certificates: dict[str, Certificate] | None = None
+    certificates: dict[str, Certificate] = field(default_factory=dict)
 
     @property
     def method(self) -> str:
@@ -124,7 +124,7 @@ def read(path: Path) -> Record:
         clients=clients,
         uncertainty=uncertainty,
         architectures=directory.architectures() or summary["extra"].get("architectures"),
-        certificates=_certified(directory),
+        certificates=_certified(directory, summary["rounds"]),
     )
 
 
@@ -159,11 +159,11 @@ def _kept(directory: RunDirectory, rounds: int) -> Uncertainty | None:
     return found if found is not None and found.rounds == rounds else None
 
 
-def _certified(directory: RunDirectory) -> dict[str, Certificate] | None:
-    """The certificates on file."""
-    table = directory.certificates()
+def _certified(directory: RunDirectory, rounds: int) -> dict[str, Certificate]:
+    """The certificates on file that are of the run's end."""
     try:
-        return table and {name: Certificate.from_json(one) for name, one in table.items()}
+        found = {name: Certificate.from_json(one) for name, one in (directory.certificates() or {}).items()}
+        return {name: one for name, one in found.items() if one.rounds == rounds}
     except (KeyError, TypeError):
         raise UsageError(
             f"{directory.path}/certificates.json holds no certificates of this version; ask for them again."

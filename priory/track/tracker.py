@@ -66,12 +66,12 @@ class Tracker:
         known = self._directory.tracked() if self._directory else {}
         with _opening(self._name, self._remedy(known)):
             name, self._rounds = self._tool.start(title, _named(settings), known.get(self._name))
-        if self._directory is not None and known.get(self._name) != name:
-            self._directory.write_tracked({**known, self._name: name})
-        for line in history:
-            self._send(line)
         self._listener = listener
         try:
+            if self._directory is not None and known.get(self._name) != name:
+                self._safely(self._directory.write_tracked, {**known, self._name: name})
+            for line in history:
+                self._send(line)
             yield self
         except Exception:  # Ctrl-C is none
             self._outcome = FAILED

@@ -104,7 +104,7 @@ def test_the_scores_are_those_of_models_that_never_saw_the_held_out_rows(made):
     assert main(["onboard", made("shifted"), "--data", "clinic.npz", "--test", "0.3", "--seed", "5"]) == 0
     found = json.loads(Path("shifted/onboarded/clinic/scores.json").read_text())["scores"]
     run, (x, y) = priory.load("shifted"), np.load("clinic.npz").values()
-    held = hold_out(np.zeros(50, int), y.astype(int), 0.3, stream(5, Purpose.TEST))
+    held = hold_out(np.zeros(50, int), np.zeros(50, int), 0.3, stream(5, Purpose.TEST))
     for way, model in (
         ("global", run.onboard()),
         ("unlabelled", run.onboard(x[~held])),
@@ -369,7 +369,7 @@ def test_a_bayesian_model_comes_with_a_certificate_of_the_rows_it_learned_from(m
     found = json.loads(Path("pfedbayes/onboarded/mirror/certificate.json").read_text())
     assert (found["rows"], found["draws"], found["delta"]) == (40, 1500, 0.1)
     run, (x, y) = priory.load("pfedbayes"), np.load("mirror.npz").values()
-    held = hold_out(np.zeros(50, int), y.astype(int), 0.2, stream(0, Purpose.TEST))
+    held = hold_out(np.zeros(50, int), np.zeros(50, int), 0.2, stream(0, Purpose.TEST))
     model = run.onboard(x[~held], y[~held])
     assert found == model.certificate(delta=0.1, draws=1500).to_json()
     assert "with probability 0.9 the error on new rows is at most: Gibbs" in out

@@ -191,7 +191,7 @@ def test_the_clients_of_a_run_are_listed_with_their_rows(made, capsys):
         ("a,b\nf,3\n", [], "columns 'age', 'sex' are absent, and columns 'a', 'b' are unknown"),
         ("sex,age,id,w\nf,3,1,2\n", ["--keep", "id"], "columns that the training data had not: 'w'; leave them out"),
         ("sex,age\nf,3\n", ["--keep", "id"], "column 'id' is not known; choose one of sex, age"),
-        ("sex,age,label\nf,3,1\n", ["--keep", "label"], "keep=label is the name of a prediction as well"),
+        ("sex,age,label\nf,3,1\n", ["--keep", "label"], "keep=label is a name that"),
         ("sex,age\nf,old\n", [], "x.csv: column 'age' is not numeric"),
         ("sex,age\n", [], "x.csv: no rows"),
         ("", [], "x.csv is empty"),
@@ -256,3 +256,11 @@ def test_a_damaged_model_ends_in_one_sentence(made, rows, capsys, harm, named):
     harm(Path("model"))
     ask = ["predict", "model", "--data", "x.csv", "--out", "p.csv", "--keep", "id"]
     assert named in complaint(ask, capsys)
+
+
+@pytest.mark.parametrize("name", ["file", "probabilities"])
+def test_a_column_that_cannot_be_an_array_of_its_own_is_refused(made, rows, capsys, name):
+    rows.rename(columns={"id": name}).drop(columns=["ill", "cost", "site"]).to_csv("named.csv", index=False)
+    ask = ["predict", made("bayes"), "--client", "east", "--data", "named.csv", "--keep", name, "--out", "p.npz"]
+    assert f"keep={name} is a name that p.npz needs itself" in complaint(ask, capsys)
+    assert not Path("p.npz").exists()

@@ -3,10 +3,12 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 import priory
 from priory.core.errors import UsageError
+from priory.core.struct import replace
 
 # One batch holds every client; few draws of a step, and a prior that a client may leave.
 METHOD = priory.PFedBayes(zeta=1.0, work=priory.Work(steps=5, batch_size=16))
@@ -72,6 +74,37 @@ def test_rows_of_a_participant_that_come_back_as_a_newcomers_are_refused(run):
     model = run.onboard(run.federation.x[own], run.federation.y[own])
     with pytest.raises(UsageError, match="are among those that participants trained on"):
         model.certificate()
+
+
+def test_a_few_rows_of_participants_are_told_and_more_are_refused(run):
+    federation = run.federation
+    places = np.arange(len(federation.y))
+    new, old = (places[federation.rows(client, "train")] for client in (federation.num_clients, 0))
+    for share, is_refused in ((0.1, False), (0.2, True)):
+        rows = np.r_[new, old[: int(share * len(new))]]
+        model = run.onboard(federation.x[rows], federation.y[rows])
+        if is_refused:
+            with pytest.raises(UsageError, match="are among those that participants trained on"):
+                model.certificate()
+        else:
+            found = model.certificate()
+            assert found.known == len(rows) - len(new) > 0
+            assert f"{found.known} of the rows equal ones that participants trained on" in "".join(found.lines())
+            assert found.rounds == run.completed
+
+
+def test_a_newcomer_without_a_certificate_costs_the_others_none(run, monkeypatch):
+    whole = run.certificates()
+    counts = run.session.counts
+
+    def diverged(ids, draws):
+        found = counts(ids, draws)
+        return replace(found, divergence=np.where(np.arange(len(ids)) == 0, np.inf, found.divergence))
+
+    monkeypatch.setattr(run.session, "counts", diverged)
+    with pytest.warns(UserWarning, match="The divergence of .* from the prior is inf"):
+        left = run.certificates()
+    assert list(left) == list(whole)[1:]
 
 
 def test_a_model_made_without_labels_is_refused_with_the_reason(run):
