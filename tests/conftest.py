@@ -43,3 +43,10 @@ def data_dir() -> Path:
     if not Path(named).is_dir():
         pytest.skip(f"PRIORY_DATA={named} is not a directory")
     return Path(named)
+
+
+@pytest.fixture
+def somewhere_else(tmp_path, monkeypatch) -> None:
+    """Runs the command line in an empty directory."""
+    jax.devices()  # settles the number of devices for the whole process, whatever the command line asks for
+    monkeypatch.chdir(tmp_path)

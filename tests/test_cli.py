@@ -9,7 +9,6 @@ import time
 import tomllib
 from pathlib import Path
 
-import jax
 import pytest
 
 import priory
@@ -22,10 +21,7 @@ ROOT = Path(__file__).parents[1]
 TINY = ["--data", "digits", "--partition", "iid", "--clients", "5", "--rounds", "3", "--model", "linear"]
 
 
-@pytest.fixture(autouse=True)
-def _somewhere_else(tmp_path, monkeypatch):
-    jax.devices()  # settles the number of devices for the whole process, whatever the command line asks for
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("somewhere_else")
 
 
 def summary_of(path: str) -> dict:

@@ -4,7 +4,6 @@ import errno
 import os
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -13,10 +12,7 @@ from priory.cli import app, main
 DIGITS = ["--data", "digits", "--partition", "iid", "--clients", "5", "--rounds", "3", "--model", "linear"]
 
 
-@pytest.fixture(autouse=True)
-def _somewhere_else(tmp_path, monkeypatch):
-    jax.devices()
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("somewhere_else")
 
 
 def with_flag(name: str, value: str) -> list[str]:

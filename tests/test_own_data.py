@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import jax
 import pandas as pd
 import pytest
 
@@ -13,15 +12,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "guide" / "own-data.md"
 BLOCKS = re.findall(r"```(python|console)\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
-@pytest.fixture
-def somewhere_else(data_dir, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("somewhere_else")
+def test_the_guide_runs_as_it_stands(data_dir, capsys):
     if not (data_dir / "heart_disease.csv").is_file():
         pytest.skip(f"PRIORY_DATA={data_dir} has no heart_disease.csv")
-    jax.devices()
-    monkeypatch.chdir(tmp_path)
-
-
-def test_the_guide_runs_as_it_stands(somewhere_else, capsys):
     names: dict = {"__name__": "__page__"}
     for kind, text in BLOCKS:
         if kind == "python":

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from priory import certificate, report
 from priory.cli import flags
-from priory.cli.models import MODEL
-from priory.cli.rows import Rows, read_rows
+from priory.cli.models import MODEL, ONBOARDED
+from priory.cli.rows import Rows, predictions, read_rows
 from priory.cli.run import free_path, opened, run_groups
 from priory.core.errors import UsageError
 from priory.data import checks, splits
@@ -31,7 +31,6 @@ TEXT = (
 NO_DATA, INPUTS, LABELS = "no data", "inputs alone", "inputs and labels"
 KEYS = {NO_DATA: "global", INPUTS: "unlabelled", LABELS: "labelled"}  # of scores.json
 NAMES = {NO_DATA: "model of the population", INPUTS: "model from inputs alone", LABELS: "personal model"}
-BATCH = 1024  # rows predicted at once: memory does not grow with the file
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def onboard(argv: Sequence[str]) -> int:
     files = {name: json.dumps(table, indent=2) + "\n" for name, table in found.items() if table is not None}
     if asked is not None:
         files["predictions.csv"] = _predictions(outcome, asked, console)
-    place = _write(path / "onboarded" / (chosen.name or Path(chosen.data or chosen.predict or "").stem), files)
+    place = _write(path / ONBOARDED / (chosen.name or Path(chosen.data or chosen.predict or "").stem), files)
     save_model(outcome.model.named(place.name), place / MODEL)
     console.print(f"it predicts with: priory predict {path} --client {place.name}", markup=False, soft_wrap=True)
     console.print(f"{' and '.join(sorted(files))} in {place}", markup=False, soft_wrap=True)
@@ -212,14 +211,11 @@ def _predictions(outcome: Outcome, asked: Rows, console: Console) -> str:
     classes = outcome.model.form.classes
     is_class = outcome.model.form.num_classes is not None
     writer.writerow(["label", *(f"p_{name}" for name in classes)] if is_class else ["mean", "sd"])
-    for start in range(0, len(asked.x), BATCH):
-        here = slice(start, start + BATCH)
-        found = outcome.model.predict(asked.x[here], None if asked.scale is None else asked.scale[here], encoded=True)
-        if found.probabilities is not None:
+    for found in predictions(outcome.model, asked):
+        if found.probabilities is not None and found.entropy is not None:
             rows = zip(found.name, found.probabilities, strict=True)
             writer.writerows([label, *(f"{p:.6g}" for p in row)] for label, row in rows)
-            p = found.probabilities.astype(float)
-            total += -float(np.sum(p * np.log(np.where(p > 0, p, 1.0))))
+            total += float(np.sum(found.entropy, dtype=float))
         elif found.mean is not None and found.sd is not None:
             writer.writerows([f"{m:.6g}", f"{s:.6g}"] for m, s in zip(found.mean, found.sd, strict=True))
             total += float(np.sum(found.sd, dtype=float))

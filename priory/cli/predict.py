@@ -13,7 +13,7 @@ from rich.console import Console
 from priory import report
 from priory.cli import flags
 from priory.cli.models import named_model
-from priory.cli.rows import Rows, read_rows
+from priory.cli.rows import Rows, predictions, read_rows
 from priory.cli.run import run_groups
 from priory.core.errors import UsageError
 from priory.data import checks, tables
@@ -27,7 +27,6 @@ TEXT = (
     "directory that `priory export` wrote. Each row gets probabilities and their entropy, the share of it that more "
     "data could remove, and a prediction set; a regression gets mean, standard deviation and intervals."
 )
-BATCH = 1024  # rows predicted at once: memory does not grow with the file
 SAVEZ = ("file", "allow_pickle")  # arguments of NumPy, which no array can have as a name
 ENDINGS = (".csv", ".parquet", ".npz")
 
@@ -121,11 +120,7 @@ def _kept(form: Form, rows: Rows, chosen: Options) -> dict[str, np.ndarray]:
 
 def _predicted(model: PersonalModel, rows: Rows, chosen: Options) -> dict[str, np.ndarray]:
     """The columns of all rows, a batch at a time."""
-    found = []
-    for start in range(0, len(rows.x), BATCH):
-        here = slice(start, start + BATCH)
-        scale = None if rows.scale is None else rows.scale[here]
-        found.append(model.predict(rows.x[here], scale, encoded=True).columns(chosen.level, chosen.abstain))
+    found = [one.columns(chosen.level, chosen.abstain) for one in predictions(model, rows)]
     return {name: np.concatenate([columns[name] for columns in found]) for name in found[0]}
 
 

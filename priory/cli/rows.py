@@ -1,5 +1,6 @@
 """Examples in a file, checked against what a model was trained on."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ import numpy as np
 from priory.core.errors import UsageError
 from priory.data import arrays, checks, tables
 from priory.data.form import Form
+from priory.engine import PersonalModel
+from priory.engine.prediction import Prediction
 from priory.models.likelihood import Gaussian, Likelihood
 
 TABLES = (".csv", ".parquet")
+BATCH = 1024  # rows predicted at once: memory does not grow with the file
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,13 @@ class Rows:
         x, y, scale = (None if array is None else array[mask] for array in (self.x, self.y, self.scale))
         assert x is not None
         return Rows(x, y, scale)
+
+
+def predictions(model: PersonalModel, rows: Rows) -> Iterator[Prediction]:
+    """What a model says of the rows, a batch at a time."""
+    for start in range(0, len(rows.x), BATCH):
+        here = slice(start, start + BATCH)
+        yield model.predict(rows.x[here], None if rows.scale is None else rows.scale[here], encoded=True)
 
 
 def read_rows(form: Form, likelihood: Likelihood, file: str, target: str | None = None, labels: bool = False) -> Rows:

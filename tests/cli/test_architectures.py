@@ -3,19 +3,12 @@
 import json
 from pathlib import Path
 
-import jax
 import pytest
 
 from priory.cli import main, run
 
 MIXED = ["--data", "digits", "--partition", "iid", "--clients", "4", "--rounds", "2", "--models", "linear,mlp:4"]
 FEDBNN = ["run", "fedbnn", *MIXED, "--align", "own:30", "--step-size", "0.01"]
-
-
-@pytest.fixture(autouse=True)
-def _somewhere_else(tmp_path, monkeypatch):
-    jax.devices()  # settles the number of devices for the whole process, whatever the command line asks for
-    monkeypatch.chdir(tmp_path)
 
 
 def table_of(path):

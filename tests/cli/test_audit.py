@@ -2,18 +2,9 @@
 
 import json
 
-import jax
-import pytest
-
 from priory.cli import main
 
 RUN = ["run", "fedavg", "--data", "digits", "--clients", "20", "--cohort", "10", "--rounds", "3", "--model", "linear"]
-
-
-@pytest.fixture(autouse=True)
-def _somewhere_else(tmp_path, monkeypatch):
-    jax.devices()
-    monkeypatch.chdir(tmp_path)
 
 
 def test_a_private_run_tells_its_claim_and_survives_its_audit(capsys):

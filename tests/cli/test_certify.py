@@ -5,19 +5,12 @@ import math
 import re
 from pathlib import Path
 
-import jax
 import pytest
 
 import priory
 from priory.cli import main
 
 TINY = ["--data", "digits", "--clients", "5", "--rounds", "2", "--model", "linear", "--out", "a"]
-
-
-@pytest.fixture(autouse=True)
-def _somewhere_else(tmp_path, monkeypatch):
-    jax.devices()
-    monkeypatch.chdir(tmp_path)
 
 
 def test_a_run_ends_with_a_line_on_its_certificates_and_resume_gives_the_same(capsys):

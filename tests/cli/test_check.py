@@ -2,18 +2,11 @@
 
 import json
 
-import jax
 import pytest
 
 from priory.cli import main
 
 FEW = ["--clients", "100", "--rounds", "0", "--visits", "20"]
-
-
-@pytest.fixture(autouse=True)
-def _somewhere_else(tmp_path, monkeypatch):
-    jax.devices()  # settles the number of devices for the whole process, whatever the command line asks for
-    monkeypatch.chdir(tmp_path)
 
 
 def test_a_method_that_fails_is_shown_beside_the_setting_that_passes(capsys):

@@ -8,7 +8,6 @@ import re
 import shutil
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
@@ -16,7 +15,7 @@ import pytest
 
 import priory
 from priory import methods
-from priory.cli import main, onboard
+from priory.cli import main, onboard, rows
 from priory.core.struct import replace, struct
 from priory.data.splits import Purpose, hold_out, stream
 from priory.fed.method import Certifies, Population, Unlabelled
@@ -39,9 +38,7 @@ class Shifted(priory.FedAvg):
 
 
 @pytest.fixture(autouse=True)
-def _somewhere_else(tmp_path, monkeypatch):
-    jax.devices()
-    monkeypatch.chdir(tmp_path)
+def _data(somewhere_else, monkeypatch):
     monkeypatch.setitem(methods.REGISTRY, "shifted", Shifted)
     digits = priory.data.load("digits")
     np.savez("clinic.npz", x=digits.x[:50], y=digits.y[:50])
@@ -144,7 +141,7 @@ def test_labels_and_rows_to_predict_give_scores_and_predictions(made):
 def test_a_batch_boundary_does_not_show(made, monkeypatch):
     name = made("fedavg")
     for size in (1024, 7):
-        monkeypatch.setattr(onboard, "BATCH", size)
+        monkeypatch.setattr(rows, "BATCH", size)
         assert main(["onboard", name, "--predict", "ward.npz"]) == 0
     first, second = (rows_of(f"fedavg/onboarded/{one}/predictions.csv") for one in ("ward", "ward-2"))
     assert len(first) == 20

@@ -6,7 +6,6 @@ import re
 import shutil
 from pathlib import Path
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,12 +15,6 @@ from priory.cli import main
 from priory.data import tables
 
 SITES = ("east", "north", "west")
-
-
-@pytest.fixture(autouse=True)
-def _somewhere_else(tmp_path, monkeypatch):
-    jax.devices()
-    monkeypatch.chdir(tmp_path)
 
 
 def patients() -> pd.DataFrame:

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import jax
 import pytest
 
 from priory import report
@@ -11,12 +10,6 @@ from priory.cli import main
 from priory.store import RunDirectory
 
 TINY = ["--data", "digits", "--partition", "iid", "--clients", "3", "--rounds", "2", "--model", "linear"]
-
-
-@pytest.fixture(autouse=True)
-def _somewhere_else(tmp_path, monkeypatch):
-    jax.devices()  # settles the number of devices for the whole process, whatever the command line asks for
-    monkeypatch.chdir(tmp_path)
 
 
 def specs_of(path: str) -> dict:
