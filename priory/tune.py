@@ -30,12 +30,14 @@ from priory.core.rng import Key, Stream
 from priory.core.struct import replace
 from priory.data import Federation, Split
 from priory.engine import Settings, devices, simulate
-from priory.engine.rounds import AXIS, SCHEDULING, Plan, Record, run_block
+from priory.engine.rounds import AXIS, SCHEDULING, Plan, run_block
 from priory.engine.session import BLOCK, Session
 from priory.evaluate import ClientTallies, Standing, tally_clients
 from priory.fed import schedule
 from priory.fed.method import Channel, Task
+from priory.fed.screen import Limits
 from priory.fed.shard import Shards
+from priory.fed.visit import Record
 
 __all__ = ["Axis", "Setting", "Tried", "fewest", "is_open", "ranked", "settle", "try_clusters", "tune", "without_test"]
 
@@ -309,7 +311,7 @@ def _scores_of(session: Session, cells: list[Cell], told: Callable[[int], None])
         stop = min(start + BLOCK, session.settings.rounds)
         span = devices.everywhere((np.int32(start), np.int32(stop)), mesh)
         server, records = _run_cells(
-            stacked, task, session.channel, session.train, roots, *span, server, records, plan=plan
+            stacked, task, session.channel, session.train, roots, *span, server, records, session.limits, plan=plan
         )
         jax.block_until_ready(server)
         told(stop)
@@ -337,6 +339,7 @@ def _run_cells(
     stop: Array,
     server: Any,
     records: Record,
+    limits: Limits,
     *,
     plan: Plan,
 ) -> tuple[Any, Record]:
@@ -345,7 +348,8 @@ def _run_cells(
     def one(method: Any, root: Key, server: Any, records: Record) -> tuple[Any, Record]:
         # The plain function, since the compiler takes options from the outermost `jit` alone.
         rounds = inspect.unwrap(run_block)
-        return rounds(method, (task,), channel, train, root, start, stop, server, records, plan=plan)[:2]
+        state = (server, records, None, limits)
+        return rounds(method, (task,), channel, train, root, start, stop, *state, plan=plan)[:2]
 
     return jax.vmap(one)(methods, roots, server, records)
 

@@ -54,5 +54,5 @@ def test_channels_and_screening_do_not_promote():
     for channel in (Clip(0.5), TopK(0.5), RandomK(0.5), Quantise(4)):
         sent, _, bits = channel.send(TREE, channel.init(TREE), jax.random.key(1))
         message = Message(sent, jnp.float32(1))
-        assert screen.silence(message, screen.usable(message)).weight == 1
+        assert screen.silence(message, screen.usable(message, TREE, screen.Limits())).weight == 1
         assert bits.dtype == jnp.float32

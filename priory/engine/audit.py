@@ -221,7 +221,7 @@ def _observe(
     server, scores = session.server, np.zeros(canaries)
     for start in range(0, rounds, ROUNDS):
         stop = min(start + ROUNDS, rounds)
-        server, trace = session.home.run(problem, session.root, server, start, stop, None)
+        server, trace = session.home.run(problem, session.root, server, start, stop, None, session.limits)
         assert trace.scores is not None
         scores += np.asarray(trace.scores, np.float64).sum(axis=0)
         told(stop, rounds)

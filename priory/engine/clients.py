@@ -21,9 +21,11 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.engine import devices
 from priory.engine.architectures import Tasks
-from priory.engine.rounds import EMPTY, Plan, Record, Trace, blank_record, draw_slots, run_block, run_round
+from priory.engine.rounds import Plan, Trace, blank_record, draw_slots, run_block, run_round
 from priory.fed.method import Channel
+from priory.fed.screen import Limits
 from priory.fed.shard import Shards
+from priory.fed.visit import EMPTY, Record
 from priory.store import RecordStore
 
 
@@ -48,12 +50,12 @@ class Resident:
                 self.records = devices.put_rows(self.records, rows, new, mesh=self._plan.mesh)
 
     def run(
-        self, problem: tuple, root: Key, server: Any, start: int, stop: int, validation: Shards | None
+        self, problem: tuple, root: Key, server: Any, start: int, stop: int, validation: Shards | None, limits: Limits
     ) -> tuple[Any, Trace]:
         """The server after rounds start … stop − 1, and what happened."""
         span = devices.everywhere((np.int32(start), np.int32(stop)), self._plan.mesh)
         server, self.records, trace = run_block(
-            *problem, root, *span, server, self.records, validation, plan=self._plan
+            *problem, root, *span, server, self.records, validation, limits, plan=self._plan
         )
         trace = jax.tree.map(lambda leaf: leaf[: stop - start], devices.to_host(trace, self._plan.mesh))
         self._touched[trace.ids[trace.status != EMPTY]] = True
@@ -99,7 +101,7 @@ class Stored:
         self._committed = generation
 
     def run(
-        self, problem: tuple, root: Key, server: Any, start: int, stop: int, validation: Shards | None
+        self, problem: tuple, root: Key, server: Any, start: int, stop: int, validation: Shards | None, limits: Limits
     ) -> tuple[Any, Trace]:
         """The server after rounds start … stop − 1, and what happened."""
         shards, mesh, traces = problem[3], self._plan.mesh, []
@@ -110,7 +112,7 @@ class Stored:
             here = self._patched(early, ids, late, t)
             step = devices.everywhere(np.int32(t), mesh)
             running = run_round(
-                *problem, root, step, server, devices.shared_out(here, mesh), validation, plan=self._plan
+                *problem, root, step, server, devices.shared_out(here, mesh), validation, limits, plan=self._plan
             )
             following = self._draw(shards, root, t + 1)
             # Who is in both rounds can be read only after this round has written it.

@@ -28,43 +28,14 @@ from priory.evaluate import own_uncertainty
 from priory.fed import channel as uplink
 from priory.fed import privacy, schedule, screen
 from priory.fed.method import Channel, Info, Message, Task
+from priory.fed.robust import Rule, centre
 from priory.fed.shard import Shard, Shards
+from priory.fed.visit import COUNTED, HEARD, KEPT, Doubt, Record, Visited, visit
 
 AXIS = "clients"
-# Status of a place: nobody, counted, ran without uploading (its turn or its uncertainty said so), not finite.
-EMPTY, COUNTED, KEPT, REJECTED = range(4)
-HEARD = "heard"  # an auditor's figure of a visit, kept apart from what is averaged
 # XLA on a CPU would interleave independent operations of a client's step over all cores. The devices already share out
 # the cores, so that only moves arrays between caches: a round of pFedBayes took half as long again.
 SCHEDULING = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-
-
-@struct
-class Record:
-    """What is kept of a client between rounds.
-
-    Attributes:
-        joined: Whether it has enrolled; a client enrols when it is first called, in simulation as in deployment.
-        client: The method's client state, packed into words where networks differ.
-        memory: The uplink channel's memory.
-    """
-
-    joined: Array
-    client: Any
-    memory: Any
-
-
-@struct
-class Doubt:
-    """What decides whether an uploader is left out, and what it has then.
-
-    Attributes:
-        uncertainty: Of its own posterior on its validation inputs; NaN without any, and for whoever does not upload.
-        memory: The uplink channel's memory as it was before sending.
-    """
-
-    uncertainty: Array
-    memory: Any
 
 
 @struct
@@ -73,7 +44,7 @@ class Trace:
 
     Attributes:
         ids: Client in each place, (rounds, places).
-        status: EMPTY, COUNTED, KEPT or REJECTED, (rounds, places).
+        status: EMPTY, COUNTED, KEPT, or from REJECTED on why not, (rounds, places).
         info: Means over the clients that ran, and what the server reports, (rounds,) each.
         scores: What an auditor learns of each canary, (rounds, canaries); None without any.
     """
@@ -98,6 +69,7 @@ class Plan:
         block: Most rounds that are run between two looks.
         mesh: The devices.
         exclude: Share of the uploaders that is left out, the most uncertain ones; above 0 only with validation shards.
+        robust: What centre of the messages `aggregate` sees in place of their weighted mean; linear methods only.
     """
 
     participation: Participation
@@ -109,6 +81,7 @@ class Plan:
     block: int
     mesh: Mesh
     exclude: float = 0.0
+    robust: Rule | None = None
 
     @property
     def hands(self) -> int:
@@ -152,6 +125,7 @@ def run_block(
     server: Any,
     records: Record,
     validation: Shards | None = None,
+    limits: screen.Limits = screen.LIMITS,
     *,
     plan: Plan,
 ) -> tuple[Any, Record, Trace]:
@@ -160,13 +134,13 @@ def run_block(
     With `validation` the most uncertain uploaders are left out.
     """
 
-    def device(method, tasks, channel, shards, validation, root, start, stop, server, records):  # type: ignore[no-untyped-def]
+    def device(method, tasks, channel, shards, validation, limits, root, start, stop, server, records):  # type: ignore[no-untyped-def]
         data = (shards, validation)
 
         def one(t: Array, server: Any, records: Record) -> tuple[Any, Record, Trace]:
             slots = draw_slots(plan, shards, root, t)
             here = _fetch(records, slots.ids, plan)
-            server, here, happened = _round(plan, method, tasks, channel, data, root, t, server, here, slots)
+            server, here, happened = _round(plan, method, tasks, channel, data, limits, root, t, server, here, slots)
             return server, _store(records, slots, here, plan), happened
 
         def body(t: Array, carry: tuple[Any, Record, Trace]) -> tuple[Any, Record, Trace]:
@@ -177,9 +151,9 @@ def run_block(
         trace = jax.tree.map(lambda leaf: jnp.zeros((plan.block, *leaf.shape), leaf.dtype), happened)
         return lax.fori_loop(start, stop, body, (server, records, trace))
 
-    spec = (P(),) * 9 + (P(AXIS),)
+    spec = (P(),) * 10 + (P(AXIS),)
     mapped = jax.shard_map(device, mesh=plan.mesh, in_specs=spec, out_specs=(P(), P(AXIS), P()), check_vma=False)
-    return mapped(method, tasks, channel, shards, validation, root, start, stop, server, records)
+    return mapped(method, tasks, channel, shards, validation, limits, root, start, stop, server, records)
 
 
 @partial(jax.jit, static_argnames="plan", donate_argnames=("server", "here"), compiler_options=SCHEDULING)
@@ -193,18 +167,19 @@ def run_round(
     server: Any,
     here: Record,
     validation: Shards | None = None,
+    limits: screen.Limits = screen.LIMITS,
     *,
     plan: Plan,
 ) -> tuple[Any, Record, Trace]:
     """The server and the cohort's records after round t; records come from a store and go back to it."""
 
-    def device(method, tasks, channel, shards, validation, root, t, server, here):  # type: ignore[no-untyped-def]
+    def device(method, tasks, channel, shards, validation, limits, root, t, server, here):  # type: ignore[no-untyped-def]
         slots = draw_slots(plan, shards, root, t)
-        return _round(plan, method, tasks, channel, (shards, validation), root, t, server, here, slots)
+        return _round(plan, method, tasks, channel, (shards, validation), limits, root, t, server, here, slots)
 
-    spec = (P(),) * 8 + (P(AXIS),)
+    spec = (P(),) * 9 + (P(AXIS),)
     mapped = jax.shard_map(device, mesh=plan.mesh, in_specs=spec, out_specs=(P(), P(AXIS), P()), check_vma=False)
-    return mapped(method, tasks, channel, shards, validation, root, t, server, here)
+    return mapped(method, tasks, channel, shards, validation, limits, root, t, server, here)
 
 
 def draw_slots(plan: Plan, shards: Shards, root: Key, t: Array) -> Slots:
@@ -247,6 +222,7 @@ def _round(
     tasks: Tasks,
     channel: Channel | None,
     data: tuple[Shards, Shards | None],
+    limits: screen.Limits,
     root: Key,
     t: Array,
     server: Any,
@@ -261,7 +237,7 @@ def _round(
     if getattr(method, "pools", False):  # one visit with everybody's data, in the first place
         pooled = shards.union(slots.ids, slots.uploads)
         slots = replace(slots, filled=jnp.arange(plan.places) == 0, uploads=slots.filled)
-    stream = method.linear and not plan.stack
+    stream = method.linear and not plan.stack and plan.robust is None
     # Who is left out is known when all have run, so until then the messages of a linear method are kept apart too.
     streaming = stream and validation is None
 
@@ -269,10 +245,17 @@ def _round(
         return shards.of(client) if pooled is None else pooled
 
     def work(task: Task, chunk: int, here: Record, mine: Slots) -> Visited:
-        visit = partial(_visit, plan, method, task, channel, down, data_of, root, t)
+        judge = None
         if validation is not None:
-            visit = partial(visit, judge=partial(own_uncertainty, personal, task, down, shards, validation, root, t))
-        return _work_through(visit, here, mine, chunk, streaming)
+            judge = partial(own_uncertainty, personal, task, down, shards, validation, root, t)
+
+        def place(record: Record, slot: Slots) -> Visited:
+            return visit(
+                method, task, channel, down, data_of(slot.ids), record, slot.ids, slot.uploads, t, root,
+                weighting=plan.weighting, limits=limits, batched=plan.chunk > 1, judge=judge,
+            )  # fmt: skip
+
+        return _work_through(place, here, mine, chunk, streaming)
 
     mine = _own_share(slots, plan)
     here, messages, info, status, doubt = _by_group(work, method, tasks, plan, here, mine, streaming)
@@ -287,6 +270,9 @@ def _round(
         messages, scores = _released(channel, method, tasks[0], down, messages, rng.key(root, Stream.NOISE, t))
     else:
         messages = _summed(messages) if stream else _gathered(messages)
+        if plan.robust is not None:
+            references = uplink.references_of(method, tasks[0], down, messages.payload)
+            messages = centre(plan.robust, messages, references)
         if isinstance(channel, privacy.Noised) and channel.canaries is not None:
             scores = _heard(channel.canaries, slots.ids, info.pop(HEARD))
     server, server_info = method.aggregate(tasks[0], server, messages, rng.key(root, Stream.SERVER, t))
@@ -295,14 +281,14 @@ def _round(
 
 
 def _by_group(
-    work: "Callable[[Task, int, Record, Slots], Visited]",
+    work: Callable[[Task, int, Record, Slots], Visited],
     method: Any,
     tasks: Tasks,
     plan: Plan,
     here: Record,
     mine: Slots,
     stream: bool,
-) -> "Visited":
+) -> Visited:
     """What `work` makes of this device's places, group after group; their states are unpacked on the way."""
     if len(tasks) == 1:
         return work(tasks[0], plan.chunk, here, mine)
@@ -325,79 +311,12 @@ def _by_group(
     return joined(records), sent, info, status, doubt
 
 
-def _visit(
-    plan: Plan,
-    method: Any,
-    task: Task,
-    channel: Channel | None,
-    down: Any,
-    data_of: Callable[[Array], Shard],
-    root: Key,
-    t: Array,
-    record: Record,
-    slot: Slots,
-    judge: Callable[[Array, Any], Array] | None = None,
-) -> "Visited":
-    """One client's part of the round: its record, message, info and status, and its doubt if there is a judge."""
-    data = data_of(slot.ids)
-
-    def enrol() -> Any:
-        return method.enrol(task, down, rng.key(root, Stream.ENROL, slot.ids))
-
-    client = trees.either(record.joined, lambda: record.client, enrol, batched=plan.chunk > 1)
-    key = rng.key(root, Stream.CLIENT, t, slot.ids)
-    client, message, info = method.client_update(task, down, client, data, key)
-    if plan.weighting != "method":
-        weight = 1.0 if plan.weighting == "uniform" else data.count.astype(jnp.float32)
-        message = replace(message, weight=jnp.where(message.weight > 0, weight, message.weight))
-    memory = trees.select(record.joined, record.memory, uplink.memory_of(channel, message.payload))
-    key = rng.key(root, Stream.CHANNEL, t, slot.ids)
-    if privacy.is_private(channel):
-        return _visit_in_private(channel, method, task, down, record, slot, (client, message, info), key)
-    message, sent, bits = uplink.transmit(channel, method, task, down, message, memory, key)
-    doubt = None
-    if judge is not None:
-        uncertainty = partial(judge, slot.ids, client)
-        unknown = partial(jnp.float32, jnp.nan)
-        doubt = Doubt(trees.either(slot.uploads, uncertainty, unknown, batched=plan.chunk > 1), memory)
-    memory = trees.select(slot.uploads, sent, memory)  # who does not upload has sent nothing
-    good = screen.usable(message) & trees.all_finite(client)
-    kept = trees.select(good, Record(jnp.bool_(True), client, memory), record)
-    message = screen.silence(replace(message, sender=slot.ids), good & slot.uploads)
-    status = jnp.where(good, jnp.where(slot.uploads, COUNTED, KEPT), REJECTED).astype(jnp.int8)
-    return kept, message, {**info, "bits": bits}, status, doubt
-
-
-def _visit_in_private(
-    channel: privacy.Private,
-    method: Any,
-    task: Task,
-    down: Any,
-    record: Record,
-    slot: Slots,
-    updated: tuple[Any, Message, Info],
-    key: Key,
-) -> "Visited":
-    """The end of a visit through a private channel: whoever uploads is heard, even if there is nothing to say."""
-    client, message, info = updated
-    good = screen.usable(message) & trees.all_finite(client)
-    message = replace(message, sender=slot.ids)
-    message, bits, heard = privacy.upload(channel, method, task, down, message, good, key)
-    info = {**info, "bits": bits}
-    if isinstance(channel, privacy.Noised) and channel.canaries is not None:
-        info[HEARD] = jnp.where(slot.uploads, heard, 0.0)
-    kept = trees.select(good, Record(jnp.bool_(True), client, record.memory), record)
-    status = jnp.where(good, jnp.where(slot.uploads, COUNTED, KEPT), REJECTED).astype(jnp.int8)
-    return kept, screen.silence(message, slot.uploads), info, status, None
-
-
 def _leave_out(out: Array, record: Record, message: Message, doubt: Doubt) -> tuple[Record, Message]:
     """A client's record and message, as if it had not uploaded if it is left out."""
     memory = trees.select(out, doubt.memory, record.memory)
     return replace(record, memory=memory), screen.silence(message, ~out)
 
 
-Visited = tuple[Record, Message, Info, Array, Doubt | None]
 Visit = Callable[[Record, Slots], Visited]
 
 

@@ -31,7 +31,7 @@ from priory.engine.clients import Resident, Stored, home_for
 from priory.engine.clock import Clock
 from priory.engine.cohort import subset
 from priory.engine.problem import names_of, tasks_of
-from priory.engine.rounds import REJECTED, Plan, Trace
+from priory.engine.rounds import Plan, Trace
 from priory.engine.run import NEWCOMERS, Run
 from priory.engine.settings import Settings
 from priory.evaluate import (
@@ -43,9 +43,11 @@ from priory.evaluate import (
     rows_of_clients,
     tally_clients,
 )
-from priory.fed import schedule
+from priory.fed import robust, schedule
 from priory.fed.method import Advice, AdviceWarning, Channel, Task
+from priory.fed.screen import Limits
 from priory.fed.shard import Shards
+from priory.fed.visit import is_rejected, reason_of
 from priory.metrics import RegressionScores, RegressionTally, Scores, Tally
 from priory.models.model import Params, several
 from priory.store import Checkpoint, RunDirectory
@@ -98,6 +100,7 @@ class Session:
     metrics_bytes: int = 0
     info: dict[str, float] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
     advice: dict[str, str] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -122,6 +125,7 @@ class Session:
         mesh = devices.mesh_of_all()
         train, held, test = devices.shards_of(federation, mesh, "train", "validation", "test")
         name = methods.name_of(method)
+        chosen.check_robust(method, name, channel)
         architectures.check(method, name, tasks, train)
         validation = held if chosen.exclude_uncertain else None  # a round without it has nothing to judge by
         schedules = chosen.schedules(method)
@@ -135,6 +139,7 @@ class Session:
             block=BLOCK,
             mesh=mesh,
             exclude=chosen.exclude_uncertain,
+            robust=None if chosen.robust is None else robust.parse(chosen.robust),
         )
         root = devices.root_key(chosen.seed, mesh)
         # The noise so far, not what this version of an accountant would solve for.
@@ -192,7 +197,7 @@ class Session:
             started = time.perf_counter()
             with self.clock.booking("train"):
                 problem, span = (self.method, self.tasks, self.channel, self.train), (self.completed, until)
-                self.server, trace = self.home.run(problem, self.root, self.server, *span, self.validation)
+                self.server, trace = self.home.run(problem, self.root, self.server, *span, self.validation, self.limits)
             pace = (time.perf_counter() - started) / (until - self.completed)
             block = devices.agreed(int(np.clip(LOOK_SECONDS / max(pace, 1e-6), 1, BLOCK)))
             self.completed = until
@@ -354,6 +359,11 @@ class Session:
         return self.settings.rounds if self.ledger is None else self.ledger.rounds
 
     @property
+    def limits(self) -> Limits:
+        """What a message may be at most."""
+        return self.settings.limits(self.task)
+
+    @property
     def task(self) -> Task:
         """The problem of the first group; of all, where there are no others."""
         return self.tasks[0]
@@ -386,11 +396,13 @@ class Session:
         return [ids[i : i + step] for i in range(0, len(ids), step)]
 
     def _note(self, trace: Trace) -> None:
-        """Remember the last round's figures, and the clients that were left out."""
+        """Remember the last round's figures, and the clients that were rejected with the reasons."""
         self.info = {name: float(values[-1]) for name, values in trace.info.items()}
-        for client in trace.ids[trace.status == REJECTED]:
-            name = self.federation.clients[client]
+        rejected = is_rejected(trace.status)
+        for client, status in zip(trace.ids[rejected], trace.status[rejected], strict=True):
+            name, reason = self.federation.clients[client], reason_of(int(status))
             self.rejected[name] = self.rejected.get(name, 0) + 1
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
     def _advise(self) -> None:
         """Warn of what the method makes of the last round's figures, once for each kind; the newest words are kept."""
@@ -411,6 +423,7 @@ class Session:
             "uncertainty": self._uncertainty(personal, num),
             "info": {name: metrics.finite_or_none(value) for name, value in self.info.items()},
             "rejected": dict(self.rejected),
+            "reasons": dict(self.reasons),
             **({"epsilon": metrics.finite_or_none(self.ledger.spent(self.completed))} if self.ledger else {}),
             "seconds": {name: round(value, 3) for name, value in self.clock.seconds.items()},
         }
@@ -444,7 +457,7 @@ class Session:
     def _extra(self) -> dict[str, Any]:
         """What a commit holds beside the states: the last round's figures are part of the last line of the metrics."""
         noise = {"noise": self.ledger.noise} if self.ledger else {}
-        told = {"info": self.info, "rejected": self.rejected, "advice": self.advice}
+        told = {"info": self.info, "rejected": self.rejected, "reasons": self.reasons, "advice": self.advice}
         return {"origin": self._origin(), **told, **noise}
 
     def _origin(self) -> dict[str, Any]:
@@ -469,6 +482,7 @@ class Session:
         self.completed, self.metrics_bytes = self.checkpoint.round, self.checkpoint.metrics_bytes
         self.info = dict(self.checkpoint.extra.get("info", {}))
         self.rejected = dict(self.checkpoint.extra.get("rejected", {}))
+        self.reasons = dict(self.checkpoint.extra.get("reasons", {}))  # commits of older versions have none
         self.advice = dict(self.checkpoint.extra.get("advice", {}))
         self.server = devices.everywhere(self.checkpoint.read_server(), self.plan.mesh)
         self.home.restore(self.completed)
@@ -541,6 +555,7 @@ class Session:
             peak_rss_bytes=_peak_rss(),
             extra={
                 "rejected": dict(self.rejected),
+                "reasons": dict(self.reasons),
                 **({"advice": dict(self.advice)} if self.advice else {}),
                 **({"privacy": self.ledger.summary(self.completed)} if self.ledger else {}),
             },

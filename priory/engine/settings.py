@@ -8,9 +8,12 @@ from typing import Any, Literal
 from priory.core.errors import UsageError
 from priory.engine.cohort import Participation
 from priory.fed import channel as uplink
+from priory.fed import robust as centres
 from priory.fed import schedule
-from priory.fed.method import Channel
+from priory.fed.method import Channel, Task
+from priory.fed.privacy import NoisedSum
 from priory.fed.schedule import Schedule
+from priory.fed.screen import Limits
 
 PARTICIPATION = ("fixed", "bernoulli")
 WEIGHTING = ("method", "uniform", "examples")
@@ -39,6 +42,9 @@ class Settings:
         active: Clients that run and keep their state in a round, of which the cohort uploads; the cohort by default.
         participation: Exactly so many clients a round, or each client independently (bernoulli).
         weighting: Keep the method's weights of the messages, or override them: equal, or by number of examples.
+        max_norm: Largest norm of what a client learned that is accepted; a larger update is rejected and named.
+        robust: Centre of the messages in place of their weighted mean, each counting once: median, trimmed:SHARE
+            (dropped at each end), krum, krum:FALSE or norm-clip:NORM; for linear methods.
         exclude_uncertain: Share of a round's uploaders left out, those least sure of their own validation examples.
         schedule: Hyper-parameters that change with the round: FIELD=step:FACTOR@FRACTION,... | cosine | linear.
         compress: What clients send is compressed: qsgd:LEVELS, random:FRACTION or top:FRACTION; not at all by default.
@@ -68,6 +74,8 @@ class Settings:
     active: int | None = None
     participation: Literal["fixed", "bernoulli"] = "fixed"
     weighting: Literal["method", "uniform", "examples"] = "method"
+    max_norm: float = 1e8
+    robust: str | None = None
     exclude_uncertain: float = 0.0
     schedule: tuple[str, ...] = ()
     compress: str | None = None
@@ -106,17 +114,30 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise UsageError(f"{name.replace('_', '-')}={value} is negative; choose 0 or more.")
+        if not (_is_number(self.max_norm) and self.max_norm > 0):
+            raise UsageError(f"max-norm={self.max_norm!r} is not a positive number; choose one such as 1e8, or inf.")
         share = self.exclude_uncertain
         if not isinstance(share, int | float) or not 0 <= share < 1:
             raise UsageError(f"exclude-uncertain={share!r} lies outside [0, 1); choose a share such as 0.2.")
         if self.compress is not None:
             uplink.parse(self.compress)
+        if self.robust is not None:
+            self._check_cohort(centres.parse(self.robust), num_clients)
         self._check_privacy()
         if self.models is not None and not isinstance(self.models, str):
             raise UsageError(f"models={self.models!r} is no text; write 'mlp:32,linear', or give a list as model=.")
         if self.model is not None and self.models is not None:
             raise UsageError(f"model={self.model} and models={self.models} both name networks; give one of them.")
         self.drawn_from(num_clients).check()
+
+    def _check_cohort(self, rule: centres.Rule, num_clients: int) -> None:
+        """Raise when a cohort is too small for so many false messages."""
+        cohort = num_clients if self.cohort is None else self.cohort
+        if isinstance(rule, centres.Krum) and rule.false and cohort < 2 * rule.false + 3:
+            raise UsageError(
+                f"robust={self.robust} needs {2 * rule.false + 3} clients a round (2 FALSE + 3), and the cohort has "
+                f"{cohort}; choose krum, or a larger cohort."
+            )
 
     def _check_privacy(self) -> None:
         """Raise on numbers that no privacy can have."""
@@ -148,6 +169,25 @@ class Settings:
         if num_validation == 0:
             raise UsageError(f"{said} judges clients by validation examples, and there are none; use --validation 0.1.")
 
+    def check_robust(self, method: Any, name: str, channel: Channel | None = None) -> None:
+        """Raise when a centre of messages is asked for where no centre can stand for them."""
+        if self.robust is None:
+            return
+        said = f"robust={self.robust}"
+        if getattr(method, "pools", False):
+            raise UsageError(f"{said} needs messages of several clients, but {name} pools their data; leave it out.")
+        if not method.linear:
+            has_form = any(field.name == "linear" for field in dataclasses.fields(method))
+            other = f"use {name} in its linear form (--linear), or" if has_form else "choose"
+            raise UsageError(
+                f"{said} leaves one message of a round, but {name} is not linear: it needs them all; {other} a linear "
+                "method such as fedavg."
+            )
+        if self.dp == "central" or isinstance(channel, NoisedSum):
+            raise UsageError(f"{said} is no sum, which is what the noise of dp=central is made for; use --dp local.")
+        if self.weighting == "examples":
+            raise UsageError(f"{said} lets every message count once, so weighting=examples has no effect; use uniform.")
+
     def channel_of(self, method: Any, given: Channel | None) -> Channel | None:
         """What a payload goes through on its way, checked: the channel that was given, or the one named by `compress`.
 
@@ -164,6 +204,10 @@ class Settings:
         if getattr(method, "pools", False):
             return None
         return uplink.compressing(uplink.parse(self.compress), method)
+
+    def limits(self, task: Task) -> Limits:
+        """What a message may be at most; no client has more examples than all together."""
+        return Limits(float(self.max_norm), float(max(1, task.num_examples)))
 
     def drawn_from(self, num_clients: int, groups: int = 1) -> Participation:
         """How clients are drawn from so many, in so many groups."""

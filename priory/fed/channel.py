@@ -8,6 +8,7 @@ numbers, which name something and have no differences.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -45,9 +46,14 @@ class Clip:
 
     def send(self, payload: Payload, memory: tuple[()], key: Key) -> tuple[Payload, tuple[()], Array]:
         del key
-        size = trees.norm(payload)
-        factor = jnp.where(size > self.norm, self.norm / jnp.where(size > 0, size, 1.0), 1.0)
-        return trees.scale(factor, payload), memory, _bits(payload)
+        return clipped(payload, self.norm), memory, _bits(payload)
+
+
+def clipped(payload: Payload, norm: float) -> Payload:
+    """The payload scaled down to a norm of at most `norm`."""
+    size = trees.norm(payload)
+    factor = jnp.where(size > norm, norm / jnp.where(size > 0, size, 1.0), 1.0)
+    return trees.scale(factor, payload)
 
 
 @struct
@@ -251,6 +257,11 @@ def reference_of(method: Any, task: Task, down: Any, payload: Payload) -> Payloa
     if isinstance(method, Reference):
         return method.reference(task, down, payload)
     return jax.tree.map(jnp.zeros_like, payload)
+
+
+def references_of(method: Any, task: Task, down: Any, payloads: Payload) -> Payload:
+    """What the senders of stacked payloads would send had they learned nothing, stacked likewise."""
+    return jax.vmap(partial(reference_of, method, task, down))(payloads)
 
 
 def is_statistic(path: str) -> bool:

@@ -199,6 +199,12 @@ def upload(
     return Message(payload, jnp.float32(1), message.sender), bits, score
 
 
+def released(channel: NoisedSum, method: Any, task: Task, down: Any, difference: Any) -> Message:
+    """What `aggregate` sees of a noised mean difference: a stack of one, weighing what is expected."""
+    payload = trees.add(public_reference(method, task, down, difference), difference)
+    return jax.tree.map(lambda leaf: leaf[None], Message(payload, jnp.float32(channel.expected)))
+
+
 def public_reference(method: Any, task: Task, down: Any, payload: Payload) -> Payload:
     """What a client that learned nothing would send, from the broadcast alone: of the payload only shapes are read."""
     return uplink.reference_of(method, task, down, trees.zeros(payload))

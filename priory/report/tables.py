@@ -131,10 +131,18 @@ def run_lines(summary: dict[str, Any]) -> list[str]:
     if rejected:
         named = ", ".join(f"{client} ({count} rounds)" for client, count in list(rejected.items())[:5])
         more = f" and {len(rejected) - 5} more" if len(rejected) > 5 else ""
-        lines.append(f"left out of rounds, since their updates were not finite: {named}{more}")
+        why = _reasons(summary["extra"].get("reasons", {}))
+        lines.append(f"left out of rounds, since their updates were {why}: {named}{more}")
     if "privacy" in summary.get("extra", {}):
         lines += _privacy_lines(summary["extra"]["privacy"], summary["rounds"])
     return lines
+
+
+def _reasons(reasons: dict[str, int]) -> str:
+    """Why updates were rejected, each reason with its count; runs that kept no reasons knew only one."""
+    words = {"weight": "of an impossible weight", "norm": "larger than max-norm"}
+    told = [f"{words.get(reason, reason)} ({count})" for reason, count in reasons.items()]
+    return ", ".join(told) or "not finite"
 
 
 def _privacy_lines(told: dict[str, Any], rounds: int) -> list[str]:

@@ -14,9 +14,9 @@ from priory.core import rng, trees
 from priory.core.rng import Stream
 from priory.core.struct import static, struct
 from priory.engine.cohort import Participation
-from priory.engine.rounds import COUNTED, KEPT
 from priory.fed.channel import TopK
 from priory.fed.method import Message, point
+from priory.fed.visit import COUNTED, KEPT
 
 HOMES = {"resident": 1 << 30, "stored": 0}
 

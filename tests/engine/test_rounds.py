@@ -1,5 +1,6 @@
 """What a round does to server and clients, seen through a method that keeps books."""
 
+import json
 from typing import Any, ClassVar
 
 import jax
@@ -13,6 +14,7 @@ from priory.core import rng, trees
 from priory.core.rng import Stream
 from priory.core.struct import static, struct
 from priory.engine.cohort import Participation
+from priory.engine.rounds import run_block
 from priory.fed.channel import TopK
 from priory.fed.method import Message, point
 
@@ -67,6 +69,15 @@ class Ledger:
         return point(jnp.zeros((x.shape[0], 2)))
 
 
+@struct
+class Boastful(Ledger):
+    """The same, but every client claims more examples than there are."""
+
+    def client_update(self, task: Any, down: Any, client: Any, data: Any, key: Any) -> tuple:
+        client, message, info = super().client_update(task, down, client, data, key)
+        return client, Message(message.payload, jnp.float32(task.num_examples + 1)), info
+
+
 def drawn(num: int, cohort: int, active: int, t: int) -> Any:
     """The places of a round of a run with seed 0."""
     return Participation(num, cohort, active).draw(rng.key(rng.root(0), Stream.COHORT, t))
@@ -119,6 +130,7 @@ def test_a_client_that_sends_nan_is_left_out_counted_and_named(simulate, state, 
     name = run.federation.clients[biggest]
     assert run.extra["rejected"] == {name: 4}
     assert run.history[-1]["rejected"] == {name: 4}
+    assert run.extra["reasons"] == run.history[-1]["reasons"] == {"not finite": 4}
     assert run.history[-1]["info"]["size"] == pytest.approx(np.delete(sizes, biggest).mean())
     assert state(run)["['records'].joined"].tolist() == [client != biggest for client in range(6)]
 
@@ -127,6 +139,42 @@ def test_a_client_whose_state_is_spoilt_keeps_the_old_one_and_is_left_out(simula
     run = simulate(Ledger(bad_state=float(sizes.max())), cohort=6)
     np.testing.assert_allclose(run.server["size"], np.delete(sizes, sizes.argmax()).mean(), rtol=1e-6)
     assert np.isfinite(state(run)["['records'].client['spoilt']"]).all()
+    assert run.extra["reasons"] == {"not finite": 4}
+
+
+def test_an_update_above_max_norm_is_rejected_and_named_and_a_new_limit_compiles_nothing(simulate, state, sizes):
+    biggest, norm = int(sizes.argmax()), float(np.sort(sizes)[-2:].mean())
+    simulate(Ledger(), cohort=6)
+    before = run_block._cache_size()
+    run = simulate(Ledger(), cohort=6, max_norm=norm)
+    assert run_block._cache_size() == before
+    assert run.extra["rejected"] == {run.federation.clients[biggest]: 4}
+    assert run.extra["reasons"] == {"norm": 4}
+    np.testing.assert_allclose(run.server["size"], np.delete(sizes, biggest).mean(), rtol=1e-6)
+    assert state(run)["['records'].joined"].tolist() == [client != biggest for client in range(6)]
+
+
+def test_reasons_are_kept_over_a_stop_and_by_whoever_had_none(simulate, sizes, tmp_path, federation, monkeypatch):
+    monkeypatch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)
+    method = Ledger(bad=float(sizes.max()))
+    for kept, expected in ((True, 4), (False, 3)):
+        asked, out = iter([False, True]), tmp_path / str(kept)
+        assert simulate(method, cohort=6, out=out, stop=lambda asked=asked: next(asked)).completed == 1
+        commit = next(out.rglob("commit.json"))
+        table = json.loads(commit.read_text())
+        assert table["extra"]["reasons"] == {"not finite": 1}
+        if not kept:  # as an older version wrote it
+            del table["extra"]["reasons"]
+            commit.write_text(json.dumps(table))
+        run = priory.resume(out, federation=federation, method=method)
+        assert run.extra["reasons"] == {"not finite": expected}
+        assert sum(run.extra["rejected"].values()) == 4
+
+
+def test_a_weight_above_all_examples_is_rejected(simulate):
+    run = simulate(Boastful(), cohort=6, rounds=1)
+    assert run.extra["reasons"] == {"weight": 6}
+    assert run.server == {"rounds": 0, "size": 0}
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["streamed", "stacked"])

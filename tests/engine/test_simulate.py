@@ -143,6 +143,8 @@ def test_a_listener_hears_of_every_block_and_line(simulate, monkeypatch):
         ({"cohort": 7}, r"cohort=7 does not fit the 6 clients"),
         ({"seed": -1}, r"seed=-1 is out of range"),
         ({"eval_clients": 0}, r"eval-clients=0 is too small"),
+        ({"max_norm": 0.0}, r"max-norm=0.0 is not a positive number; choose one such as 1e8, or inf"),
+        ({"max_norm": float("nan")}, r"max-norm=nan is not a positive number"),
         ({"exclude_uncertain": 1.0}, r"exclude-uncertain=1.0 lies outside \[0, 1\); choose a share such as 0.2"),
         ({"exclude_uncertain": -0.1}, r"exclude-uncertain=-0.1 lies outside \[0, 1\)"),
         ({"exclude_uncertain": float("nan")}, r"exclude-uncertain=nan lies outside \[0, 1\)"),

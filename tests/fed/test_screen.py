@@ -14,16 +14,53 @@ def message(value=1.0, weight=2.0):
     return Message(payload, jnp.float32(weight), jnp.int32(4))
 
 
-@pytest.mark.parametrize(("value", "weight"), [(1.0, 2.0), (-1e30, 2.0), (1.0, 0.0)])
-def test_finite_numbers_with_a_weight_are_usable(value, weight):
-    assert screen.usable(message(value, weight))
+REFERENCE = {"w": jnp.array([0.0, 1.0]), "n": jnp.array([7])}
+LIMITS = screen.Limits(norm=10.0, weight=5.0)
+
+
+def reason(*args, limits=LIMITS):
+    found = message(*args)
+    index = int(screen.verdict(found, REFERENCE, limits))
+    assert bool(screen.usable(found, REFERENCE, limits)) == (index == 0)
+    return screen.REASONS[index]
+
+
+@pytest.mark.parametrize(("value", "weight"), [(1.0, 2.0), (11.0, 5.0), (-9.0, 0.0)])
+def test_finite_numbers_within_the_limits_are_usable(value, weight):
+    assert reason(value, weight) == ""
 
 
 @pytest.mark.parametrize(
-    ("value", "weight"), [(np.nan, 1.0), (np.inf, 1.0), (-np.inf, 1.0), (1.0, np.nan), (1.0, np.inf), (1.0, -1.0)]
+    ("value", "weight"), [(np.nan, 1.0), (np.inf, 1.0), (-np.inf, -1.0), (1.0, np.nan), (1.0, np.inf), (1.0, -np.inf)]
 )
-def test_anything_else_is_not(value, weight):
-    assert not screen.usable(message(value, weight))
+def test_what_is_not_finite_is_called_so(value, weight):
+    assert reason(value, weight) == reason(value, weight, limits=screen.UNLIMITED) == "not finite"
+
+
+@pytest.mark.parametrize(("value", "weight"), [(1.0, -1.0), (1.0, 5.1), (1e30, 6.0)])
+def test_a_weight_is_between_zero_and_its_limit(value, weight):
+    assert reason(value, weight) == "weight"
+
+
+@pytest.mark.parametrize("value", [11.1, -9.1, 1e15, -3e38])  # the square of the last is too large for a float
+def test_the_norm_of_what_was_learned_is_at_most_its_limit(value):
+    assert reason(value, 1.0) == "norm"
+
+
+def test_without_limits_any_finite_number_is_usable():
+    assert reason(-3e38, 1e30, limits=screen.UNLIMITED) == ""
+
+
+def test_whole_numbers_have_no_norm():
+    far = Message({"n": jnp.array([1000])}, jnp.float32(1))
+    assert screen.usable(far, {"n": jnp.array([0])}, LIMITS)
+
+
+def test_new_limits_compile_nothing():
+    judge = jax.jit(screen.verdict)
+    for norm in (10.0, 0.5, np.inf):
+        judge(message(), REFERENCE, screen.Limits(norm, 2 * norm))
+    assert judge._cache_size() == 1
 
 
 def test_a_kept_message_is_as_it_was():

@@ -1,6 +1,6 @@
 """The contract of `priory.fed.method`, for every registered method. One compiled round a method serves all laws."""
 
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
@@ -16,12 +16,13 @@ from priory.deploy.wire import pack, unpack
 from priory.engine import devices
 from priory.engine import rounds as rounds_module
 from priory.engine.cohort import Participation, Slots
-from priory.engine.rounds import AXIS, Plan, Record, blank_record, run_block
+from priory.engine.rounds import AXIS, Plan, blank_record, run_block
 from priory.fed import channel as uplink
-from priory.fed import schedule, screen
+from priory.fed import schedule
 from priory.fed.channel import TopK
 from priory.fed.local import Optimiser, Work
 from priory.fed.method import Message
+from priory.fed.visit import Record, visit
 from tests.methods.problems import ALL_METHODS, COUNTS, METHODS, a_round_of, aligned_task, tiny_shards
 
 TASK, SHARDS, ROOT = aligned_task(), tiny_shards(), rng.root(11)
@@ -246,8 +247,12 @@ def visited(method: Any, order: Any) -> tuple[Record, Message]:
     )
     slots = Slots(order, jnp.full(len(COUNTS), True), jnp.full(len(COUNTS), True))
     down = method.broadcast(method.init(TASK, rng.key(ROOT, Stream.INIT)))
-    visit = partial(rounds_module._visit, plan_of(3), method, TASK, CHANNEL, down, SHARDS.of, ROOT, jnp.int32(1))
-    return rounds_module._work_through(visit, records, slots, chunk=1, stream=False)[:2]
+
+    def place(record, slot):
+        who = (record, slot.ids, slot.uploads)
+        return visit(method, TASK, CHANNEL, down, SHARDS.of(slot.ids), *who, jnp.int32(1), ROOT)
+
+    return rounds_module._work_through(place, records, slots, chunk=1, stream=False)[:2]
 
 
 def simulated(name: str, rounds: int, method: Any = None) -> tuple[Any, Record]:
@@ -300,11 +305,5 @@ def answered(method: Any, down: Any, record: Record, client: int, t: int) -> tup
 
 @jax.jit
 def _answer(method: Any, down: Any, record: Record, data: Any, client: Any, t: Any) -> tuple[Record, Message]:
-    key = rng.key(ROOT, Stream.ENROL, client)
-    state = jax.lax.cond(record.joined, lambda: record.client, lambda: method.enrol(TASK, down, key))
-    shard = data.of(jnp.int32(0))
-    state, message, _ = method.client_update(TASK, down, state, shard, rng.key(ROOT, Stream.CLIENT, t, client))
-    key = rng.key(ROOT, Stream.CHANNEL, t, client)
-    memory = trees.select(record.joined, record.memory, uplink.memory_of(CHANNEL, message.payload))
-    message, memory, _ = uplink.transmit(CHANNEL, method, TASK, down, message, memory, key)
-    return Record(jnp.bool_(True), state, memory), screen.silence(message, screen.usable(message))
+    uploads = jnp.bool_(True)
+    return visit(method, TASK, CHANNEL, down, data.of(jnp.int32(0)), record, client, uploads, t, ROOT)[:2]

@@ -115,7 +115,13 @@ def test_pooled_data_send_no_model():
 
 def test_clients_that_were_left_out_are_named():
     summary = a_summary() | {"extra": {"rejected": {"ward 3": 2}}}
-    assert "ward 3 (2 rounds)" in report.run_lines(summary)[-1]
+    assert report.run_lines(summary)[-1] == "left out of rounds, since their updates were not finite: ward 3 (2 rounds)"
+
+
+def test_reasons_for_leaving_out_are_told_with_their_counts():
+    extra = {"rejected": {"ward 3": 2, "ward 4": 1}, "reasons": {"norm": 2, "not finite": 1}}
+    line = report.run_lines(a_summary() | {"extra": extra})[-1]
+    assert "since their updates were larger than max-norm (2), not finite (1): ward 3 (2 rounds), ward 4" in line
 
 
 def test_a_line_gives_personal_and_global_scores():
