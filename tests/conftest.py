@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from priory.cli.start import cache_directory
+from priory.engine.compilation import cache_directory
 
 # Set on import, since JAX reads the device count once, at its first use.
 jax.config.update("jax_platforms", "cpu")

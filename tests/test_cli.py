@@ -13,9 +13,9 @@ import pytest
 
 import priory
 from priory import methods
-from priory.cli import compare, flags, main, progress, run, start
+from priory.cli import compare, flags, main, progress, run
 from priory.cli.federation import DataFlags, data_flags
-from priory.engine import manifest
+from priory.engine import compilation, manifest
 
 ROOT = Path(__file__).parents[1]
 TINY = ["--data", "digits", "--partition", "iid", "--clients", "5", "--rounds", "3", "--model", "linear"]
@@ -36,7 +36,7 @@ def scores_of(path: str) -> tuple:
 
 def priory_process(*argv: str, **kwargs) -> subprocess.Popen:
     environment = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(start.cache_directory()),
+        "JAX_COMPILATION_CACHE_DIR": str(compilation.cache_directory()),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PYTHONPATH": str(ROOT),
     }
@@ -301,7 +301,7 @@ def test_the_version_is_printed(capsys):
 
 def test_the_cache_lies_under_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert start.cache_directory() == tmp_path / "priory" / "xla"
+    assert compilation.cache_directory() == tmp_path / "priory" / "xla"
 
 
 def test_a_fresh_process_gets_the_devices_it_asks_for_and_a_cache():

@@ -14,10 +14,11 @@ from rich.console import Console
 from priory import certificate, report
 from priory.cli import flags
 from priory.cli.models import MODEL, ONBOARDED
-from priory.cli.rows import Rows, predictions, read_rows
+from priory.cli.rows import predictions
 from priory.cli.run import free_path, opened, run_groups
 from priory.core.errors import UsageError
 from priory.data import checks, splits
+from priory.data.rows import Rows, read_rows
 from priory.engine import PersonalModel, Run, load, save_model
 from priory.fed.method import Population, Unlabelled
 from priory.store import RunDirectory, write_atomically

@@ -13,11 +13,12 @@ from rich.console import Console
 from priory import report
 from priory.cli import flags
 from priory.cli.models import named_model
-from priory.cli.rows import Rows, predictions, read_rows
+from priory.cli.rows import predictions
 from priory.cli.run import run_groups
 from priory.core.errors import UsageError
 from priory.data import checks, tables
 from priory.data.form import Form
+from priory.data.rows import Rows, read_rows
 from priory.engine import PersonalModel
 from priory.engine.prediction import ASSUMPTION, check_abstain, check_level
 from priory.store import write_atomically

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 
 from priory.core.errors import UsageError
+from priory.engine.compilation import keep_compiled
 
 
 def start_jax(devices: int | None, recorded: int | None = None) -> None:
@@ -15,10 +16,7 @@ def start_jax(devices: int | None, recorded: int | None = None) -> None:
     if devices is not None and devices < 1:
         raise UsageError(f"devices={devices} is too small; choose 1 or more.")
     wanted = devices or recorded or _num_cores()
-    if jax.config.values["jax_compilation_cache_dir"] is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    keep_compiled()
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:  # `main` was called from a program that has used JAX already
@@ -42,9 +40,3 @@ def import_from_here() -> None:
 def _num_cores() -> int:
     """The cores that this process may use, fewer than the machine has in many containers."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def cache_directory() -> Path:
-    """Where compiled programs are kept between runs."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "priory" / "xla"

@@ -12,7 +12,7 @@ from priory.data import checks, labels
 if TYPE_CHECKING:
     from priory.data.tables import Encoder
 
-__all__ = ["Form", "check_columns"]
+__all__ = ["Form", "check_columns", "from_table", "to_table"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +79,34 @@ class Form:
         return [str(name) for name in columns if str(name) not in known]
 
 
+def to_table(form: Form) -> dict[str, Any]:
+    """The form as JSON values; the shape of an input is not among them."""
+    return {
+        "name": form.name,
+        "num_classes": form.num_classes,
+        "classes": list(form.classes),
+        "shift": np.asarray(form.shift).tolist(),
+        "factor": np.asarray(form.factor).tolist(),
+        "columns": None if form.encoder is None else _columns_table(form.encoder),
+        "roles": {role: list(names) for role, names in form.roles.items()},
+    }
+
+
+def from_table(table: dict[str, Any], input_shape: tuple[int, ...]) -> Form:
+    """The form that `to_table` wrote down."""
+    columns = table["columns"]
+    return Form(
+        table["name"],
+        input_shape,
+        np.array(table["shift"], np.float32),
+        np.array(table["factor"], np.float32),
+        table["num_classes"],
+        tuple(table["classes"]),
+        None if columns is None else _encoder(columns),
+        {role: tuple(names) for role, names in table["roles"].items()},
+    )
+
+
 def check_columns(form: Form, columns: Iterable[Any]) -> None:
     """Raise when inputs are missing among the columns of a table, naming these and what stands there instead."""
     given = [str(name) for name in columns]
@@ -97,3 +125,28 @@ def _named(names: list[str], what: str) -> str:
     """The sentence that columns are something."""
     one = len(names) == 1
     return f"column{'' if one else 's'} {checks.listing(map(repr, names))} {'is' if one else 'are'} {what}"
+
+
+def _columns_table(encoder: "Encoder") -> list[dict[str, Any]]:
+    statistics = zip(encoder.features, encoder.mean.tolist(), encoder.deviation.tolist(), strict=True)
+    return [
+        {
+            "name": feature.name,
+            "categories": None if feature.categories is None else list(feature.categories),
+            "missing": feature.missing,
+            "mean": mean,
+            "deviation": deviation,
+        }
+        for feature, mean, deviation in statistics
+    ]
+
+
+def _encoder(columns: list[dict[str, Any]]) -> "Encoder":
+    from priory.data.tables import Encoder, Feature  # which knows forms itself
+
+    features = [
+        Feature(one["name"], None if one["categories"] is None else tuple(one["categories"]), bool(one["missing"]))
+        for one in columns
+    ]
+    mean, deviation = (np.array([one[name] for one in columns], np.float64) for name in ("mean", "deviation"))
+    return Encoder(tuple(features), mean, deviation)

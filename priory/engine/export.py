@@ -21,8 +21,8 @@ from priory import methods
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.trees import path_of
+from priory.data import form as forms
 from priory.data.form import Form
-from priory.data.tables import Encoder, Feature
 from priory.engine import manifest
 from priory.engine.personal import PersonalModel, Source, Verb, check_draws
 from priory.engine.problem import with_likelihood
@@ -131,15 +131,7 @@ def _describe(model: PersonalModel, raw: bytes) -> dict[str, Any]:
             "num_examples": task.num_examples,
             "head": task.is_head.pattern,
         },
-        "data": {
-            "name": form.name,
-            "num_classes": form.num_classes,
-            "classes": list(form.classes),
-            "shift": np.asarray(form.shift).tolist(),
-            "factor": np.asarray(form.factor).tolist(),
-            "columns": None if form.encoder is None else _columns_table(form.encoder),
-            "roles": {role: list(names) for role, names in form.roles.items()},
-        },
+        "data": forms.to_table(form),
         "calibration_rows": 0 if model.calibration is None else len(model.calibration),
         "key": {
             "kind": str(jax.random.key_impl(model.key)),
@@ -161,7 +153,7 @@ def _assembled(path: Path, table: dict[str, Any], raw: bytes, method: Any, model
     name = str(hyper.pop("name"))
     if method is None:
         method = manifest.from_table(methods.get(name), hyper)
-    form = _form(table["data"], tuple(table["task"]["input_shape"]))
+    form = forms.from_table(table["data"], tuple(table["task"]["input_shape"]))
     task = _task(table["task"], model, tensors.get(PUBLIC))
     shape = _posterior_shape(method, task, form, table["posterior"])
     source = Source(name, table["posterior"], table["task"]["model"], table["client"], int(table["rounds"]))
@@ -228,41 +220,6 @@ def _likelihood_table(likelihood: Any) -> dict[str, Any]:
 
 def _likelihood(table: dict[str, Any]) -> Categorical | Gaussian:
     return Categorical(int(table["num_classes"])) if table["kind"] == "categorical" else Gaussian(table["scale"])
-
-
-def _columns_table(encoder: Encoder) -> list[dict[str, Any]]:
-    statistics = zip(encoder.features, encoder.mean.tolist(), encoder.deviation.tolist(), strict=True)
-    return [
-        {
-            "name": feature.name,
-            "categories": None if feature.categories is None else list(feature.categories),
-            "missing": feature.missing,
-            "mean": mean,
-            "deviation": deviation,
-        }
-        for feature, mean, deviation in statistics
-    ]
-
-
-def _form(table: dict[str, Any], input_shape: tuple[int, ...]) -> Form:
-    columns, encoder = table["columns"], None
-    if columns is not None:
-        features = [
-            Feature(one["name"], None if one["categories"] is None else tuple(one["categories"]), bool(one["missing"]))
-            for one in columns
-        ]
-        mean, deviation = (np.array([one[name] for one in columns], np.float64) for name in ("mean", "deviation"))
-        encoder = Encoder(tuple(features), mean, deviation)
-    return Form(
-        table["name"],
-        input_shape,
-        np.array(table["shift"], np.float32),
-        np.array(table["factor"], np.float32),
-        table["num_classes"],
-        tuple(table["classes"]),
-        encoder,
-        {role: tuple(names) for role, names in table["roles"].items()},
-    )
 
 
 def _read_description(path: Path) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """The problem that a federation poses: likelihood, network and head, checked before anything is compiled."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from priory.core import rng, trees
 from priory.core.errors import UsageError
@@ -16,11 +18,53 @@ from priory.models.likelihood import Categorical, Gaussian, WithScale
 from priory.models.model import Head, Model, as_model, default, parse, several
 
 
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What a federation asks, without anybody's examples: all that a server knows of the data.
+
+    Attributes:
+        name: Of the data.
+        input_shape: Of one example.
+        num_classes: None for regression.
+        has_scale: Whether the targets of a regression come with standard errors.
+        num_clients: N, without newcomers.
+        num_examples: |D|, their training examples together.
+        public: Inputs known to all as a model sees them, or None.
+    """
+
+    name: str
+    input_shape: tuple[int, ...]
+    num_classes: int | None
+    has_scale: bool
+    num_clients: int
+    num_examples: int
+    public: np.ndarray | None = None
+
+
+def question_of(federation: Federation) -> Question:
+    """What a federation asks."""
+    num = federation.num_clients
+    return Question(
+        federation.name,
+        federation.input_shape,
+        federation.num_classes,
+        federation.scale is not None,
+        num,
+        int(federation.train.count[:num].sum()),
+        None if federation.public is None else federation.inputs(federation.public),
+    )
+
+
 def tasks_of(federation: Federation, chosen: Settings, model: Any = None) -> Tasks:
     """The problem that a federation poses to each group of clients, one group unless several models are given."""
-    likelihood, outputs = _likelihood(federation, chosen)
-    shape, num = federation.input_shape, federation.num_clients
-    public = None if federation.public is None else jnp.asarray(federation.inputs(federation.public))
+    return tasks_for(question_of(federation), chosen, model)
+
+
+def tasks_for(asked: Question, chosen: Settings, model: Any = None) -> Tasks:
+    """The same from what is known of the data."""
+    likelihood, outputs = _likelihood(asked, chosen)
+    shape, num = asked.input_shape, asked.num_clients
+    public = None if asked.public is None else jnp.asarray(asked.public)
 
     def task(network: Model) -> Task:
         network = with_likelihood(network, likelihood)
@@ -28,7 +72,7 @@ def tasks_of(federation: Federation, chosen: Settings, model: Any = None) -> Tas
         if chosen.head is not None:
             _check_head(network, shape, chosen.head)
         head = Head(chosen.head if chosen.head is not None else network.last_layer(shape))
-        return Task(network, likelihood, shape, num, int(federation.train.count[:num].sum()), head, public)
+        return Task(network, likelihood, shape, num, asked.num_examples, head, public)
 
     return tuple(map(task, _networks(shape, outputs, chosen, model)))
 
@@ -65,19 +109,17 @@ def _networks(shape: tuple[int, ...], outputs: int, chosen: Settings, model: Any
     return [default(shape, outputs) if chosen.model is None else named(chosen.model)]
 
 
-def _likelihood(federation: Federation, chosen: Settings) -> tuple[Categorical | Gaussian, int]:
-    if federation.num_classes is not None:
+def _likelihood(asked: Question, chosen: Settings) -> tuple[Categorical | Gaussian, int]:
+    if asked.num_classes is not None:
         if chosen.scale is not None:
             raise UsageError(
-                f"scale={chosen.scale} belongs to a regression, but {federation.name} has classes; leave it out."
+                f"scale={chosen.scale} belongs to a regression, but {asked.name} has classes; leave it out."
             )
-        return Categorical(federation.num_classes), federation.num_classes
-    known = federation.scale is not None
+        return Categorical(asked.num_classes), asked.num_classes
+    known = asked.has_scale
     scale = chosen.scale if chosen.scale is not None else ("column" if known else "learned")
     if scale == "column" and not known:
-        raise UsageError(
-            f"scale=column needs standard errors, which {federation.name} has not; give a number or learned."
-        )
+        raise UsageError(f"scale=column needs standard errors, which {asked.name} has not; give a number or learned.")
     return Gaussian(scale), 1
 
 
