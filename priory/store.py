@@ -209,6 +209,11 @@ class RunDirectory:
         """The settings of the run."""
         path = self.path / "manifest.toml"
         table = read_manifest(path)
+        if (self.path / "status.json").exists():
+            raise UsageError(
+                f"{self.path} is the server's directory of a deployed federation, which has nobody's rows; ask "
+                f"`priory flower status {self.path}`, and clients for their models."
+            )
         if "data_checksum" not in table.get("environment", {}):  # what a run writes last
             raise UsageError(f"{path} was cut or was not written by a run; name the directory of a run.")
         return table

@@ -130,6 +130,12 @@ def _check(argv: Sequence[str]) -> int:
     return check.check(argv)
 
 
+def _flower(argv: Sequence[str]) -> int:
+    from priory.cli import flower
+
+    return flower.flower(argv)
+
+
 def _methods(argv: Sequence[str]) -> int:
     from priory.cli import listings
 
@@ -156,6 +162,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "clients": ("list the clients of a run", _clients),
     "audit": ("test a run's claim of differential privacy with canary clients", _audit),
     "check": ("test whether a method's posteriors mean what they say, where the truth is known", _check),
+    "flower": ("run a federation on Flower: apps, keys, a whole federation on this machine", _flower),
     "methods": ("list the methods: paper, what stays on the client, what travels", _methods),
     "datasets": ("list the data sets", _datasets),
 }

@@ -1,0 +1,75 @@
+"""`priory flower`: a federation on a real network, its app, its keys, its state."""
+
+import difflib
+from collections.abc import Callable, Sequence
+
+from priory.core.errors import UsageError
+
+
+def flower(argv: Sequence[str]) -> int:
+    """The exit code of `priory flower`."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if argv else 2
+    name, *rest = argv
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(COMMANDS)}."
+        raise UsageError(f"{name!r} is not a command of priory flower; {hint}")
+    return COMMANDS[name][1](rest)
+
+
+def _init(argv: Sequence[str]) -> int:
+    from priory.cli.flower import init
+
+    return init.init(argv)
+
+
+def _up(argv: Sequence[str]) -> int:
+    from priory.cli.flower import up
+
+    return up.up(argv)
+
+
+def _keys(argv: Sequence[str]) -> int:
+    from priory.cli.flower import keys
+
+    return keys.keys(argv)
+
+
+def _status(argv: Sequence[str]) -> int:
+    from priory.cli.flower import status
+
+    return status.status(argv)
+
+
+def _forget(argv: Sequence[str]) -> int:
+    from priory.cli.flower import forget
+
+    return forget.forget(argv)
+
+
+COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+    "init": ("write a Flower app that trains a method, to read, change and run with `flwr run`", _init),
+    "up": ("start a whole federation on this machine, with TLS and keys, run it and take it down", _up),
+    "keys": ("make certificates for a server and keys for its nodes", _keys),
+    "status": ("tell how the server of a run stands", _status),
+    "forget": ("delete what a client keeps of its runs", _forget),
+}
+
+
+def _usage() -> str:
+    lines = [f"  {name:10}{text}" for name, (text, _) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: priory flower COMMAND ...",
+            "",
+            "Run a federation on Flower: on this machine, or over a network with TLS.",
+            "",
+            *lines,
+            "",
+            "  priory flower up --nodes 4 --data heart_disease --rounds 5",
+            "",
+            "`priory flower COMMAND --help` explains every flag; docs/deploy.md leads from nothing to two machines.",
+        ]
+    )

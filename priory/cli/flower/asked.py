@@ -1,0 +1,71 @@
+"""What `init` and `up` are asked for alike: a method, its data, and how it is run."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from priory import methods
+from priory.cli import federation, flags, start
+from priory.cli.flags import Flag
+from priory.cli.run import DATA_GROUP, METHOD_GROUP, RUN_GROUP, run_flags, settings_from, title_of
+from priory.core.errors import UsageError
+from priory.data import Federation
+from priory.deploy import charter as charters
+from priory.deploy.charter import Charter
+
+# Simulation's own business, or what a node would need more rows for.
+LEFT_OUT = ("exclude_uncertain", "client_batch", "resident_bytes", "onboard_visits", "eval_newcomers", "eval_clients")
+DEFAULT = "pfedbayes"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A federation to deploy, and what else was said."""
+
+    charter: Charter
+    federation: Federation
+    rest: dict[str, Any]
+
+
+def parse(command: str, argv: Sequence[str], rest: Sequence[Flag], text: str, without: Sequence[str] = ()) -> Asked:
+    """What the flags of a command describe.
+
+    Args:
+        rest: Flags of the command itself.
+        without: Flags of the data that the command sets itself.
+    """
+    name, argv = _method_of(argv)
+    method = methods.get(name)()
+    data = [flag for flag in federation.data_flags() if flag.name not in (*without, "newcomers", "validation")]
+    run = [flag for flag in run_flags() if flag.name not in LEFT_OUT]
+    groups = {
+        "rest": flags.group("rest", "", rest),
+        "method": flags.group("method", METHOD_GROUP, flags.flags_of(method)),
+        "data": flags.group("data", DATA_GROUP, data),
+        "run": flags.group("run", RUN_GROUP, run),
+    }
+    about = f"{text} The method is --method NAME, {DEFAULT} by default. {title_of(method)}"
+    values = flags.parse(groups, argv, prog=f"priory flower {command}", text=about)
+    start.start_jax(None)
+    given = values["data"] | ({"clients": values["rest"]["nodes"]} if "clients" in without else {})
+    chosen = federation.from_values(given)
+    dealt = chosen.federation()
+    settings = settings_from(values["run"], chosen)
+    if settings.eval_every is None:  # an evaluation costs a message to every node
+        settings = dataclasses.replace(settings, eval_every=0)
+    built = flags.build(method, values["method"])
+    return Asked(charters.make(built, dealt, settings), dealt, values["rest"])
+
+
+def _method_of(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """The method that is named among the flags, and the other flags."""
+    rest = list(argv)
+    for place, word in enumerate(rest):
+        if word.startswith("--method="):
+            return word.partition("=")[2], rest[:place] + rest[place + 1 :]
+        if word == "--method":
+            if place + 1 == len(rest):
+                raise UsageError("--method names no method; write --method pfedbayes, say.")
+            return rest[place + 1], rest[:place] + rest[place + 2 :]
+    return DEFAULT, rest

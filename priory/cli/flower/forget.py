@@ -1,0 +1,38 @@
+"""`priory flower forget`: what a client keeps is its own, and its to delete."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from priory import report
+from priory.cli import flags
+from priory.cli.flags import Flag
+from priory.core.errors import UsageError
+from priory.deploy import kept
+
+TEXT = (
+    "Delete what a client keeps on this machine: the states of its posterior, its personal models and the secret of "
+    "its noise, of one run or of all. What the server learned of it before cannot be taken back."
+)
+DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "The state directory of the node.", placed="DIR")
+CLIENT = Flag("client", (), int, flags.REQUIRED, "Number of the client (partition-id of its node).")
+RUN = Flag("run", (), str | None, None, "Name of the run; all by default.")
+YES = Flag("yes", (), bool, False, "Delete without asking.")
+
+
+def forget(argv: Sequence[str]) -> int:
+    """The exit code of `priory flower forget`."""
+    groups = {"forget": flags.group("forget", "", [DIRECTORY, CLIENT, RUN, YES])}
+    values = flags.parse(groups, argv, "priory flower forget", TEXT)["forget"]
+    directory, client, run = Path(values["directory"]), values["client"], values["run"]
+    place = kept.client_directory(directory, client) / (run or "")
+    if not values["yes"] and place.is_dir():
+        try:
+            said = input(f"Delete {place} with all that is in it? [y/N] ")
+        except EOFError:
+            raise UsageError("Nobody answered, so nothing was deleted; give --yes to delete without asking.") from None
+        if said.strip().lower() not in ("y", "yes"):
+            report.console().print("nothing was deleted")
+            return 0
+    gone = kept.forget(directory, client, run)
+    report.console().print(f"{len(gone)} files of client {client} deleted", markup=False, highlight=False)
+    return 0

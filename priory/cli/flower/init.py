@@ -1,0 +1,40 @@
+"""`priory flower init`: a Flower app, written to be read and changed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from priory import report
+from priory.cli import flags
+from priory.cli.flags import Flag
+from priory.cli.flower import asked
+from priory.deploy.app import write_app
+
+TEXT = (
+    "Write a Flower app that trains a method: `flwr run` runs it in Flower's simulation and on a SuperLink. The data "
+    "tell what examples look like and how many clients there are; they are not in the app, and a node reads its own."
+)
+DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "New directory of the app.", placed="DIR")
+OUT = Flag("out", (), str | None, None, "The server's directory on the server; ~/priory-runs/NAME by default.")
+AUTHENTICATED = Flag("authenticated", (), bool, False, "The SuperLink knows nodes by their keys.")
+
+
+def init(argv: Sequence[str]) -> int:
+    """The exit code of `priory flower init`."""
+    wanted = asked.parse("init", argv, [DIRECTORY, OUT, AUTHENTICATED], TEXT)
+    directory = Path(wanted.rest["directory"])
+    spec = wanted.federation.spec
+    package = write_app(directory, wanted.charter, spec, wanted.rest["out"], wanted.rest["authenticated"])
+    console = report.console()
+    num = wanted.charter.question.num_clients
+    lines = [
+        f"{wanted.charter.name} for {num} clients on {wanted.federation.name}, in {directory}:",
+        "  pyproject.toml            the app, and what --run-config may override",
+        f"  {package.name + '/rows.py':26}where a node's rows come from: the function to change",
+        f"  {package.name + '/manifest.toml':26}method and settings",
+        "run it in Flower's simulation (pip install 'priory[flower-simulation]'):",
+        f"  flwr run {directory} local --stream --federation-config 'num-supernodes={num}'",
+        "and on a SuperLink as docs/deploy.md says",
+    ]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,196 @@
+"""`priory flower up`: a whole federation on this machine, with TLS and node keys, up and down again."""
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from priory import report
+from priory.cli import flags, progress
+from priory.cli.app import INTERRUPTED
+from priory.cli.flower import asked
+from priory.core.errors import UsageError
+from priory.deploy import charter as charters
+from priory.deploy import examples
+from priory.deploy.app import package_of, write_app
+from priory.deploy.charter import Charter
+from priory.deploy.journal import EVENTS, STATUS, read_events, read_status
+from priory.deploy.processes import Fleet, FlowerError
+from priory.store import RunDirectory
+
+TEXT = (
+    "Start a federation on this machine: a SuperLink, a SuperNode for each client with rows of its own, TLS "
+    "certificates and node keys; run the method on it, show how it goes, and take everything down again. What died is "
+    "started again, and the same command goes on with a run that was stopped."
+)
+FAILED = 1
+LOOK = 1.0  # seconds between two looks
+START_AGAIN = 15.0  # seconds between two starts of a node: Flower lets a killed one in again after a minute
+ASK_FLOWER = 5.0  # seconds between two questions to Flower's command line, which takes a second to answer
+LIVES = 3  # how often a server that died is started again
+
+
+@dataclass(frozen=True)
+class Options:
+    """The federation on this machine.
+
+    Attributes:
+        nodes: How many clients, each on a node of its own; all natural ones of the data by default.
+        out: Directory for everything; runs/flower-METHOD-DATA by default.
+        port: First of the ports, one for the server and one for each node; free ones by default.
+        secure: Use TLS and node keys.
+        min_replies: Usable replies that a round needs; 0 for half of those asked.
+        timeout: Seconds that a round waits for replies.
+        attempts: How often a round with too few of them is asked.
+    """
+
+    nodes: int | None = None
+    out: str | None = None
+    port: int | None = None
+    secure: bool = True
+    min_replies: int = 0
+    timeout: float = 600.0
+    attempts: int = 3
+
+
+def up(argv: Sequence[str]) -> int:
+    """The exit code of `priory flower up`: 0 after the last round, 1 if the federation failed."""
+    wanted = asked.parse("up", argv, flags.flags_of(Options()), TEXT, without=("clients",))
+    chosen, charter = Options(**wanted.rest), wanted.charter
+    default = Path("runs") / f"flower-{charter.name}-{Path(wanted.federation.name).stem}"
+    place = Path(chosen.out) if chosen.out else default
+    console = report.console()
+
+    def told(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    app = _app(place, charter, wanted.federation.spec, chosen.secure)
+    nodes = [_node(place, wanted.federation, client) for client in range(charter.question.num_clients)]
+    server = place.resolve() / "server"
+    operations = {"min-replies": chosen.min_replies, "timeout": chosen.timeout, "attempts": chosen.attempts}
+    free = {"rounds": charter.settings.rounds, "seed": charter.settings.seed}
+    told(f"{charter.name} on {wanted.federation.describe()}")
+    told(f"starting a server and {len(nodes)} nodes on 127.0.0.1{', with TLS and node keys' if chosen.secure else ''}")
+    with progress.interruptible() as stop:
+        try:
+            with Fleet(place / "flower", nodes, port=chosen.port, secure=chosen.secure) as fleet:
+                told(f"server on port {fleet.port}, nodes {', '.join(map(str, fleet.node_ids))}")
+                code = _watched(fleet, app, free | operations | {"out": str(server)}, server, stop, told)
+        except FlowerError as error:
+            raise UsageError(
+                f"Flower could not be started: {error}; the logs are in {place / 'flower' / 'logs'}."
+            ) from None
+    told("everything is taken down")
+    if code == INTERRUPTED:
+        told(f"Stopped; go on with: priory flower up {shlex.join(argv)}")
+    if code == 0:
+        _conclude(console, server, place)
+    return code
+
+
+def _app(place: Path, charter: Charter, spec: dict[str, Any], secure: bool) -> Path:
+    """The app of this federation: written now, or by the command that began it."""
+    app = place / "app"
+    if not app.exists():
+        write_app(app, charter, spec, out=str(place.resolve() / "server"), authenticated=secure)
+    elif charters.load(package_of(app)).digest != charter.digest:
+        raise UsageError(f"out={place} holds another federation; give the flags that began it, or another directory.")
+    return app
+
+
+def _node(place: Path, federation: Any, client: int) -> dict[str, Any]:
+    """The node-config of a client, whose rows are dealt to a directory of its own."""
+    home = place.resolve() / "nodes" / str(client)
+    dealt = home / "rows.npz"
+    if not dealt.exists():
+        examples.save(examples.of_client(federation, client), dealt)
+    num = federation.num_clients
+    return {"partition-id": client, "num-partitions": num, "dealt": str(dealt), "state": str(home / "state")}
+
+
+def _watched(
+    fleet: Fleet, app: Path, config: dict[str, Any], server: Path, stop: Callable[[], bool], told: Callable[[str], None]
+) -> int:
+    """The exit code after the run ended; a server app that died is started again and goes on from its checkpoint."""
+    shown = len(read_events(server)) if (server / EVENTS).exists() else 0
+    started = dict.fromkeys(range(len(fleet.supernodes)), time.monotonic())
+    for life in range(LIVES):
+        (server / STATUS).unlink(missing_ok=True)  # an earlier life's
+        run = fleet.submit(app, config)
+        looked = time.monotonic()
+        while True:
+            time.sleep(LOOK)
+            shown = _show(server, shown, told)
+            if stop():
+                return INTERRUPTED
+            for node, process in enumerate(fleet.supernodes):
+                died = process is not None and process.poll() is not None
+                if died and time.monotonic() - started[node] > START_AGAIN:
+                    started[node] = time.monotonic()
+                    told(f"node {node} died and is started again")
+                    fleet.start_node(node, wait=False)
+            status = read_status(server) if (server / STATUS).exists() else {"phase": "starting"}
+            if status["phase"] == "finished":
+                return 0
+            if status["phase"] == "failed":
+                told(f"priory: {status['error']}")
+                return FAILED
+            if fleet.superlink is not None and fleet.superlink.poll() is not None:
+                told("the SuperLink died and is started again")
+                fleet.restart_superlink()
+                break
+            if not status.get("alive", True) and not _over(server):
+                break
+            if time.monotonic() - looked > ASK_FLOWER:
+                looked = time.monotonic()
+                if fleet.state_of(run) in ("failed", "stopped", "finished") and not _over(server):
+                    break
+        told(f"the server died in life {life + 1} of {LIVES}: {_last_line(fleet.log_of(run))}")
+    return FAILED
+
+
+def _over(server: Path) -> bool:
+    """Whether the server has said that it is done, which Flower may know a moment before us."""
+    return (server / STATUS).exists() and read_status(server)["phase"] in ("finished", "failed")
+
+
+def _show(server: Path, shown: int, told: Callable[[str], None]) -> int:
+    """Print the events that are new, and the number of all."""
+    events = read_events(server)
+    for one in events[shown:]:
+        match one["event"]:
+            case "joined":
+                rows = "" if one["examples"] is None else f" with {one['examples']} examples"
+                told(f"client {one['client']} is there{rows}")
+            case "round":
+                refused = ", ".join(f"client {client} {reason}" for client, reason in one["refused"].items())
+                usable = f"{one['usable']} of {one['asked']} replies usable, {one['seconds']:.1f} s"
+                told(f"round {one['round'] + 1}: {usable}{'; ' if refused else ''}{refused}")
+            case "left":
+                told(f"client {one['client']} has left")
+            case "refused" | "turned away" | "discarded" | "short":
+                told(f"{one['event']}: {one.get('sentence') or one}")
+    return len(events)
+
+
+def _last_line(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+def _conclude(console: Console, server: Path, place: Path) -> None:
+    summary = RunDirectory(server).summary() or {}
+    if summary.get("personal"):
+        console.print()
+        console.print(report.run_table(summary))
+        console.print()
+    for line in (
+        f"server: {server} (priory flower status {place})",
+        f"posteriors: {place}/nodes/*/state, one directory for each client; its personal model is in model/ there",
+        f"app: {place / 'app'}, logs: {place / 'flower' / 'logs'}",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

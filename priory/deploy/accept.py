@@ -1,0 +1,111 @@
+"""What the server makes of a reply: a message that may count, or a reason why it does not.
+
+Nothing in a reply is believed before it is checked: which round it answers, the bytes (`wire.decode`), then the numbers
+by the function that the simulator uses (`fed.screen.verdict`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from priory.core import trees
+from priory.core.struct import replace
+from priory.deploy import wire
+from priory.deploy.charter import Charter
+from priory.deploy.exchange import Reply, sentence
+from priory.deploy.wire import WireError
+from priory.fed import privacy, screen, visit
+from priory.fed.channel import reference_of
+from priory.fed.method import Message, Task
+from priory.fed.screen import Limits
+
+MOST = 1e300  # of a figure; larger whole numbers are no floats
+ROUNDING = 1e-4  # by how much float32 may miss a norm
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A reply that counts; without a message if its client does not upload in this round."""
+
+    message: Message | None
+    metrics: dict[str, float]
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A reply that does not count.
+
+    Attributes:
+        reason: The kind of fault, which metrics count: not finite, norm, weight, keys, shape, dtype, oversized,
+            garbage, stale, node.
+        sentence: What was wrong.
+    """
+
+    reason: str
+    sentence: str
+
+
+def judged(
+    charter: Charter, method: Any, task: Task, down: Any, reply: Reply, client: int, asked: dict[str, Any]
+) -> Accepted | Refused:
+    """What a reply to the request of a round is worth.
+
+    Args:
+        method: As the schedules have it in this round.
+        task: Of the client's group.
+        asked: What the request said of run and round.
+    """
+    if fault := unfit(reply, asked):
+        return fault
+    status = reply.config.get("status")
+    if type(status) is not int or not 0 <= status < len(visit.STATUSES):
+        return Refused("garbage", f"status={str(status)[:40]} is none of {len(visit.STATUSES)}.")
+    if visit.is_rejected(status):
+        return Refused(visit.reason_of(status), "The client found its own update unfit and kept its old state.")
+    figures = {name: value for name, value in reply.metrics.items() if isinstance(value, int | float)}
+    metrics = {str(name): float(value) for name, value in figures.items() if not abs(value) > MOST}
+    num_bytes = sum(map(len, reply.arrays.values()))
+    if status == visit.KEPT or not asked["uploads"]:
+        return Accepted(None, metrics, num_bytes)
+    try:
+        thin = wire.decode(reply.arrays, charter.uplink)
+        message = replace(thin, payload=charter.filled(task, down, thin.payload), sender=jnp.int32(client))
+    except WireError as error:
+        return Refused(error.reason, str(error))
+    found = int(verdict(method, task, down, message, charter.channel, charter.limits))
+    if found:
+        return Refused(
+            screen.REASONS[found], f"The update of client {client} was screened for its {screen.REASONS[found]}."
+        )
+    return Accepted(message, metrics, num_bytes)
+
+
+def unfit(reply: Reply, asked: dict[str, Any]) -> Refused | None:
+    """Why a reply is no answer to what was asked, if it is none."""
+    if reply.error:
+        return Refused("node", sentence(reply.error))
+    for name in ("kind", "run", "round"):
+        if reply.config.get(name) != asked[name]:
+            said = sentence(str(reply.config.get(name)))[:60]
+            return Refused("stale", f"It answers {name}={said} where {name}={asked[name]} was asked.")
+    return None
+
+
+def verdict(method: Any, task: Task, down: Any, message: Message, channel: Any, limits: Limits) -> Array:
+    """What the simulator's screening says of a message; 0 if it may count."""
+    is_sum = isinstance(channel, privacy.NoisedSum)
+    if is_sum:  # more than this, and the noise would not cover it
+        limits = Limits(channel.clip * (1 + ROUNDING), 1.0)
+    return _verdict(method, task, down, message, limits, is_difference=is_sum)
+
+
+@jax.jit(static_argnames="is_difference")
+def _verdict(method: Any, task: Task, down: Any, message: Message, limits: Limits, *, is_difference: bool) -> Array:
+    message = jax.tree.map(jnp.asarray, message)
+    payload = message.payload
+    reference = trees.zeros(payload) if is_difference else reference_of(method, task, down, payload)
+    return screen.verdict(message, reference, limits)

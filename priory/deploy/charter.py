@@ -1,0 +1,318 @@
+"""The charter of a federation: what its server and all of its clients know before the first message.
+
+Method, settings, the form of the data and how much of them there is; nobody's examples, but the alignment set that all
+clients know where there is one. It is two files of a Flower app, which the app's bundle carries to every node:
+
+    manifest.toml   method and settings, made to be read and changed
+    problem.json    the form of the data, found when the app was made
+
+Both sides build the same tasks, channel and shapes from it, so that only numbers travel.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tomli_w
+
+from priory import methods
+from priory.core import rng
+from priory.core.errors import UsageError
+from priory.core.rng import Key
+from priory.data import Federation
+from priory.data import form as forms
+from priory.data.form import Form
+from priory.engine import accounting, architectures, manifest, settings
+from priory.engine.accounting import Ledger
+from priory.engine.architectures import Tasks
+from priory.engine.cohort import Participation
+from priory.engine.problem import Question, question_of, tasks_for
+from priory.engine.settings import Settings
+from priory.fed.channel import memory_of
+from priory.fed.method import Channel, Message, Task, Thins
+from priory.fed.screen import Limits
+from priory.fed.shard import Pool, Shard, Shards
+from priory.fed.visit import Record
+from priory.store import write_atomically
+
+MANIFEST, PROBLEM = "manifest.toml", "problem.json"
+PUBLIC_BYTES = 4 << 20  # a bundle may have 10 MB, and text takes a third more than bytes
+FREE = ("rounds", "seed")  # settings that a run may change without being another federation
+
+
+@dataclass(frozen=True)
+class Charter:
+    """What everybody knows.
+
+    Attributes:
+        method: The method with its hyper-parameters.
+        settings: How the federation is run.
+        form: What examples look like.
+        question: What is asked of them.
+        public: The alignment set in the form of the data, or None.
+    """
+
+    method: Any
+    settings: Settings
+    form: Form
+    question: Question
+    public: np.ndarray | None = None
+
+    @cached_property
+    def name(self) -> str:
+        """Registered name of the method."""
+        return methods.name_of(self.method)
+
+    @cached_property
+    def tasks(self) -> Tasks:
+        """The problem of each group of clients; client i belongs to group i mod G."""
+        return tasks_for(self.question, self.settings)
+
+    def task_of(self, client: int) -> Task:
+        """The problem of a client."""
+        return self.tasks[client % len(self.tasks)]
+
+    @cached_property
+    def participation(self) -> Participation:
+        """How clients are drawn."""
+        return self.settings.drawn_from(self.question.num_clients, len(self.tasks))
+
+    @cached_property
+    def ledger(self) -> Ledger | None:
+        """What privacy costs, where it is asked for."""
+        root = first_key(self.settings.seed)
+        return accounting.open_ledger(
+            self.settings, self.method, self.name, self.tasks[0], self.participation, None, self.empty_shards, root
+        )
+
+    @cached_property
+    def channel(self) -> Channel | None:
+        """What a payload goes through before it is sent."""
+        return self.settings.channel_of(self.method, None) if self.ledger is None else self.ledger.channel()
+
+    @property
+    def limits(self) -> Limits:
+        """What the server accepts."""
+        return self.settings.limits(self.tasks[0])
+
+    @property
+    def empty_shards(self) -> Shards:
+        """Shards of the form of the data that hold one row, for shapes."""
+        data = self.shard(np.zeros((1, *self.question.input_shape), np.float32), None, None)
+        return Shards(data.pool, jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32), 1)
+
+    def shard(self, x: np.ndarray, y: np.ndarray | None, scale: np.ndarray | None) -> Shard:
+        """One client's examples, in the form of the data and filled up to a power of two.
+
+        A program is compiled for each capacity, and no result depends on it: clients of like sizes share one.
+        """
+        num = len(x)
+        capacity = 1 << max(num - 1, 0).bit_length()
+
+        def filled(array: np.ndarray) -> jax.Array:
+            return jnp.asarray(np.concatenate([array, np.zeros((capacity - num, *array.shape[1:]), array.dtype)]))
+
+        if y is None:
+            y = np.zeros(num, np.float32 if self.question.num_classes is None else np.int32)
+        if self.question.has_scale and scale is None:
+            scale = np.ones(num, np.float32)
+        scales = filled(np.asarray(scale, np.float32)) if self.question.has_scale else None
+        shift, factor = jnp.asarray(self.form.shift, jnp.float32), jnp.asarray(self.form.factor, jnp.float32)
+        pool = Pool(filled(x), filled(y), scales, shift, factor)
+        return Shard(pool, jnp.zeros(1, jnp.int32), jnp.full(1, num, jnp.int32), capacity)
+
+    @cached_property
+    def _contacts(self) -> dict[int, architectures.Contact]:
+        return {}
+
+    def contact(self, client: int = 0) -> architectures.Contact:
+        """What is broadcast to a client, kept, sent and reported by it, as shapes; traced once for each group."""
+        group = client % len(self.tasks)
+        if group not in self._contacts:
+            found = architectures.first_contact(self.method, self.tasks[group], self.empty_shards)
+            self._contacts[group] = found
+        return self._contacts[group]
+
+    def record(self, client: int) -> Record:
+        """The shape of what is kept of a client."""
+        contact = self.contact(client)
+        memory = jax.eval_shape(partial(memory_of, self.channel), contact.message.payload)
+        return Record(jax.eval_shape(lambda: jnp.bool_(False)), contact.client, memory)
+
+    @cached_property
+    def uplink(self) -> Message:
+        """The shape of what travels up: a message without its sender, thin where the method makes it so."""
+        payload = jax.eval_shape(self.thinned, self.contact().message.payload)
+        return jax.eval_shape(lambda payload: Message(payload, jnp.float32(0)), payload)
+
+    @property
+    def thins(self) -> bool:
+        """Whether only a part of a payload travels; a channel sees all of it."""
+        return isinstance(self.method, Thins) and self.channel is None
+
+    def thinned(self, payload: Any) -> Any:
+        """What travels of a payload."""
+        return self.method.thin(payload) if self.thins else payload
+
+    def filled(self, task: Task, down: Any, payload: Any) -> Any:
+        """The payload of what travelled."""
+        return self.method.fill(task, down, payload) if self.thins else payload
+
+    def check(self) -> None:
+        """Raise on what cannot be deployed, before anything runs."""
+        chosen, method = self.settings, self.method
+        if getattr(method, "pools", False):
+            raise UsageError(f"{self.name} needs all data in one place, which no network can give; choose fedavg.")
+        if chosen.exclude_uncertain:
+            raise UsageError(
+                f"exclude-uncertain={chosen.exclude_uncertain} asks clients twice a round, which is done in simulation "
+                "only; leave it out."
+            )
+        chosen.check(self.question.num_clients)
+        method.check()
+        chosen.check_robust(method, self.name)
+        chosen.schedules(method)
+        self.participation.check()
+        architectures.check(method, self.name, self.tasks, self.empty_shards)
+        _ = self.channel
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all that decides the shapes and meaning of what travels and is kept."""
+        table = self._manifest()
+        for name in FREE:
+            table["run"].pop(name, None)
+        text = json.dumps([table["method"], table["run"], self._problem()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def running(self, **changes: Any) -> "Charter":
+        """The same federation with some of the `FREE` settings changed."""
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, **changes))
+
+    def save(self, directory: Path) -> None:
+        """Write the two files."""
+        problem = self._problem()
+        write_atomically(directory / MANIFEST, tomli_w.dumps(self._manifest()))
+        write_atomically(directory / PROBLEM, json.dumps(problem, indent=1) + "\n")
+
+    def _manifest(self) -> dict[str, Any]:
+        run = {name: value for name, value in dataclasses.asdict(self.settings).items() if value is not None}
+        return {
+            "method": {"name": self.name, **manifest.to_table(self.method)},
+            "run": run | {"schedule": list(self.settings.schedule)},
+            "environment": {"priory": manifest.version_of("priory")},
+        }
+
+    def _problem(self) -> dict[str, Any]:
+        asked = self.question
+        return {
+            "clients": asked.num_clients,
+            "examples": asked.num_examples,
+            "input_shape": list(asked.input_shape),
+            "has_scale": asked.has_scale,
+            "form": forms.to_table(self.form),
+            "public": None if self.public is None else _to_text(self.public),
+        }
+
+
+def make(method: Any, federation: Federation, chosen: Settings) -> Charter:
+    """The charter under which a federation's clients would train a method."""
+    if not methods.is_registered(method):
+        raise UsageError(f"{type(method).__name__} is not registered, so no node would find it; register it first.")
+    described = manifest.describe(method, federation, chosen)["run"]
+    chosen = dataclasses.replace(chosen, model=described.get("model"))
+    if federation.public is not None and federation.public.nbytes > PUBLIC_BYTES:
+        size = federation.public.nbytes
+        raise UsageError(f"The alignment set has {size} bytes, and an app may carry {PUBLIC_BYTES}; use fewer rows.")
+    charter = Charter(method, chosen, federation.form, question_of(federation), federation.public)
+    charter.check()
+    if charter.ledger is None:
+        return charter
+    return charter.running(dp_noise=charter.ledger.noise)  # solved for once, and the same on all sides
+
+
+def load(directory: Path) -> Charter:
+    """The charter in the directory of an app; raises when it is damaged, or was made by another version."""
+    table, problem = _read_toml(directory / MANIFEST), _read_json(directory / PROBLEM)
+    check_version(str(table["environment"].get("priory", "")), f"{directory.name}/{MANIFEST}")
+    try:
+        hyper = dict(table["method"])
+        method = manifest.from_table(methods.get(str(hyper.pop("name", ""))), hyper)
+        form = forms.from_table(problem["form"], tuple(problem["input_shape"]))
+        public = None if problem["public"] is None else _from_text(problem["public"])
+        asked = Question(
+            form.name,
+            form.input_shape,
+            form.num_classes,
+            bool(problem["has_scale"]),
+            int(problem["clients"]),
+            int(problem["examples"]),
+            None if public is None else (public.astype(np.float32) - form.shift) * form.factor,
+        )
+        charter = Charter(method, settings.make(dict(table["run"])), form, asked, public)
+        charter.check()
+    except UsageError:
+        raise
+    except Exception as error:  # a value of another kind fails wherever it is first used
+        said = f"{type(error).__name__}: {error}"[:200]
+        raise UsageError(f"{MANIFEST} or {PROBLEM} in {directory} is damaged ({said}); make the app again.") from None
+    return charter
+
+
+def check_version(other: str, whose: str) -> None:
+    """Raise unless another side runs this version: hyper-parameters and shapes may change between any two."""
+    own = manifest.version_of("priory")
+    if other != own:
+        raise UsageError(f"{whose} is of priory {other or 'unknown'} and here is {own}; install the same on all sides.")
+
+
+def first_key(seed: int) -> Key:
+    """The root key of a run, as the simulator makes it."""
+    return _root(np.uint32(seed))
+
+
+_root = jax.jit(rng.root)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}); make an app with `priory flower init`.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML ({error}); correct it.") from None
+    for part in ("method", "run", "environment"):
+        if not isinstance(table.get(part), dict):
+            raise UsageError(f"{path} has no [{part}] table; make the app again.")
+    return table
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(path.read_text())
+        if not isinstance(table, dict):
+            raise ValueError("no table")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}); make an app with `priory flower init`.") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged ({error}); make the app again.") from None
+    return table
+
+
+def _to_text(array: np.ndarray) -> dict[str, Any]:
+    raw = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "base64": raw}
+
+
+def _from_text(table: dict[str, Any]) -> np.ndarray:
+    raw = base64.b64decode(table["base64"], validate=True)
+    return np.frombuffer(raw, np.dtype(table["dtype"])).reshape(table["shape"])

@@ -1,0 +1,214 @@
+"""A client that answers a server: it holds its own rows and its own posterior, and sends what its method sends.
+
+It runs the same `visit` as the simulator, on a shard that holds nothing but its own rows. Its state is written before
+its answer leaves, so an answer that counts is one whose posterior is safe.
+"""
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from priory.core import trees
+from priory.core.errors import UsageError
+from priory.core.rng import Key
+from priory.deploy import charter as charters
+from priory.deploy import wire
+from priory.deploy.charter import Charter
+from priory.deploy.examples import Examples
+from priory.deploy.exchange import Reply, Request, sentence
+from priory.deploy.journal import LOG
+from priory.deploy.kept import Kept
+from priory.engine.export import save_model
+from priory.engine.manifest import version_of
+from priory.engine.personal import PersonalModel, Source
+from priory.evaluate import ClientTallies, Place, Standing, evaluated_parts, tally
+from priory.fed import privacy, schedule, visit
+from priory.fed.method import Message, Task
+from priory.fed.shard import Shard, Shards
+from priory.fed.visit import Record
+
+
+class Client:
+    """One client of a deployed federation."""
+
+    def __init__(self, charter: Charter, number: int, examples: Callable[[], Examples], state: Path) -> None:
+        if not 0 <= number < charter.question.num_clients:
+            raise UsageError(
+                f"Client {number} does not fit a federation of {charter.question.num_clients}; give its node a "
+                f"partition-id from 0 to {charter.question.num_clients - 1}."
+            )
+        self.charter, self.number, self._state, self._read = charter, number, state, examples
+        self._task = charter.task_of(number)
+        self._blank = charter.record(number)
+        self._rows: tuple[Shard, Shard] | None = None
+
+    def answer(self, request: Request) -> Reply:
+        """The answer to a request; what goes wrong here is told in one sentence and leaves the state as it was."""
+        try:
+            self._check(request)
+            match request.kind:
+                case "hello":
+                    train, _ = self._shards()
+                    told = {} if self._is_private else {"examples": int(train.count)}
+                    return Reply(self._config(request) | {"client": self.number, **told})
+                case "train":
+                    return self._train(request)
+                case "evaluate":
+                    return self._evaluate(request)
+            raise UsageError(f"kind={request.kind!r} is no request; install the same priory on all sides.")
+        except UsageError as error:
+            return Reply(self._config(request), error=sentence(str(error)))
+
+    def _check(self, request: Request) -> None:
+        """Raise unless the server has the same version and charter."""
+        charters.check_version(str(request.config.get("version", "")), "The server")
+        if request.config.get("charter") != self.charter.digest:
+            raise UsageError(
+                f"The server has charter {request.config.get('charter')} and client {self.number} has "
+                f"{self.charter.digest}: their apps differ; submit the app again, so that all nodes get it."
+            )
+
+    def _train(self, request: Request) -> Reply:
+        charter, t = self.charter, int(request.config["round"])
+        kept, down = self._kept(request), self._down(request)
+        record, came_from = kept.read(t, self._blank)
+        method = self._scheduled(request, t)
+        noise_root = kept.noise_root() if self._is_private else None
+        ids = jnp.int32(self.number), jnp.bool_(bool(request.config.get("uploads", True))), jnp.int32(t)
+        root = charters.first_key(int(request.config["seed"]))
+        problem = (method, self._task, charter.channel, down, self._shards()[0], record)
+        after, message, info, status = _visit(
+            *problem, *ids, root, noise_root, charter.limits, weighting=charter.settings.weighting
+        )
+        if not visit.is_rejected(int(status)):
+            kept.write(jax.tree.map(np.asarray, after), t + 1, came_from)
+        payload = jax.tree.map(np.asarray, charter.thinned(message.payload))
+        # Whoever does not upload, or has nothing fit to send, says so and sends nothing.
+        sends = float(message.weight) > 0
+        arrays = wire.encode(Message(payload, message.weight)) if sends else {}
+        if self._is_private:  # figures without noise, or a word on a failure, would tell what the noise hides
+            told = visit.COUNTED if sends else visit.KEPT
+            return Reply(self._config(request) | {"status": told}, arrays)
+        metrics = {name: float(value) for name, value in info.items()}
+        return Reply(self._config(request) | {"status": int(status)}, arrays, metrics)
+
+    def _evaluate(self, request: Request) -> Reply:
+        charter, t = self.charter, int(request.config["round"])
+        kept, down = self._kept(request), self._down(request)
+        record, _ = kept.read(t, self._blank)
+        train, test = self._shards()
+        root = charters.first_key(int(request.config["seed"]))
+        everybody = charter.question.num_clients  # whichever of them is looked up, these rows are found
+        alone = Shards(train.pool, jnp.tile(train.start, everybody), jnp.tile(train.lengths, everybody), train.capacity)
+        settled = self._scheduled(request, max(t - 1, 0))
+        standing = Standing(charter.method, settled, self._task, down, alone, root, jnp.int32(t))
+        place = jnp.int32(self.number), jnp.asarray(record.joined), record.client
+        tallies, posterior, key = _score(standing, test, place)
+        if request.config.get("final"):
+            self._save(kept, posterior, key, t)
+        sums = {} if self._is_private else wire.encode(jax.tree.map(np.asarray, tallies))
+        return Reply(self._config(request), sums)
+
+    def _save(self, kept: Kept, posterior: Any, key: Key, rounds: int) -> None:
+        """Write the personal model to this client's own directory."""
+        text = None if self.charter.settings.models is not None else self.charter.settings.model
+        source = Source(self.charter.name, "personalise", text, str(self.number), rounds)
+        model = PersonalModel(self.charter.method, self._task, posterior, self.charter.form, key, source)
+        shutil.rmtree(kept.model, ignore_errors=True)
+        kept.place.mkdir(parents=True, exist_ok=True)
+        save_model(model, kept.model)
+
+    @property
+    def _is_private(self) -> bool:
+        return privacy.is_private(self.charter.channel)
+
+    def _kept(self, request: Request) -> Kept:
+        return Kept(self._state, self.number, str(request.config.get("run", "")), self.charter.digest)
+
+    def _down(self, request: Request) -> Any:
+        return wire.decode(request.arrays, {"down": self.charter.contact(self.number).down})["down"]
+
+    def _scheduled(self, request: Request, t: int) -> Any:
+        schedules = self.charter.settings.schedules(self.charter.method)
+        return schedule.resolve(self.charter.method, schedules, t, int(request.config["rounds"]))
+
+    def _shards(self) -> tuple[Shard, Shard]:
+        """The rows to learn from and those that score; read once."""
+        if self._rows is None:
+            own = self._own_examples()
+            own.check(self.charter, self.number)
+            order = np.argsort(own.is_test, kind="stable")
+            num = int((~own.is_test).sum())
+            scale = None if own.scale is None else own.scale[order]
+            whole = self.charter.shard(own.x[order], own.y[order], scale)
+            capacity = 1 << max(num - 1, 0).bit_length()
+            start, held = jnp.zeros(1, jnp.int32), len(order) - num
+            train = Shard(whole.pool, start, start + num, capacity)
+            test = Shard(whole.pool, start + num, start + held, 1 << max(held - 1, 0).bit_length())
+            self._rows = train, test
+        return self._rows
+
+    def _own_examples(self) -> Examples:
+        """The rows; why they cannot be read is told on this node alone, for a sentence about a row may quote it."""
+        try:
+            return self._read()
+        except UsageError as error:
+            LOG.error("client %s cannot read its rows: %s", self.number, error)
+            raise UsageError(f"Client {self.number} cannot read its rows; the log of its node says why.") from None
+
+    def _config(self, request: Request) -> dict[str, Any]:
+        """What every answer says: which question it answers, and by whom it was made."""
+        told = {name: request.config[name] for name in ("run", "round", "attempt") if name in request.config}
+        return {"kind": request.kind, "version": version_of("priory"), **told}
+
+
+@partial(jax.jit, static_argnames="weighting")
+def _visit(
+    method: Any,
+    task: Task,
+    channel: Any,
+    down: Any,
+    data: Shard,
+    record: Record,
+    client: Array,
+    uploads: Array,
+    t: Array,
+    root: Key,
+    noise_root: Key | None,
+    limits: Any,
+    *,
+    weighting: Any,
+) -> tuple[Record, Message, dict[str, Array], Array]:
+    how = {"weighting": weighting, "noise_root": noise_root, "limits": limits}
+    return visit.visit(method, task, channel, down, data, record, client, uploads, t, root, **how)[:4]
+
+
+@jax.jit
+def _score(standing: Standing, test: Shard, place: Place) -> tuple[ClientTallies, Any, Key]:
+    """The sums over a client's held-out rows, and its posterior with the key that predicts with it."""
+    parts = evaluated_parts(standing, place, visits=0, arriving=False, batched=False)
+    method, task = standing.method, standing.task
+    posterior, key = parts["personal"]
+    sums = {part: tally(method, task, made, test, jax.random.clone(used)) for part, (made, used) in parts.items()}
+    return ClientTallies(**sums), posterior, key
+
+
+def tallies_like(charter: Charter) -> ClientTallies:
+    """The shapes of what a client answers when it is asked for its scores."""
+    task, shards = charter.tasks[0], charter.empty_shards
+    root = charters.first_key(0)
+
+    def scored() -> ClientTallies:
+        down = trees.zeros(charter.contact().down)
+        standing = Standing(charter.method, charter.method, task, down, shards, root, jnp.int32(0))
+        client = charter.method.enrol(task, down, jax.random.clone(root))
+        return _score(standing, shards.of(jnp.int32(0)), (jnp.int32(0), jnp.bool_(False), client))[0]
+
+    return jax.eval_shape(scored)

@@ -1,0 +1,90 @@
+"""What an operator sees of a deployed federation: a log of events and one file on how it stands.
+
+events.jsonl   a line for each event: time, event, and what belongs to it
+status.json    how it stands now, replaced at every step; `priory flower status` reads it
+"""
+
+import json
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from priory.core.errors import UsageError
+from priory.store import write_atomically
+
+EVENTS, STATUS = "events.jsonl", "status.json"
+Phase = Literal["waiting", "asking", "aggregating", "evaluating", "finished", "failed"]
+RUNNING = ("waiting", "asking", "aggregating", "evaluating")
+LOG = logging.getLogger("priory")
+
+
+@dataclass
+class Journal:
+    """The log and the status of one run."""
+
+    directory: Path
+    status: dict[str, Any] = field(default_factory=dict)
+
+    def tell(self, event: str, **about: Any) -> None:
+        """Write an event down; a log that cannot be written stops no federation."""
+        line = {"time": _now(), "event": event, **about}
+        LOG.info("%s %s", event, json.dumps(about, ensure_ascii=False))
+        try:
+            with (self.directory / EVENTS).open("a") as handle:
+                handle.write(json.dumps(line) + "\n")
+        except OSError as error:
+            LOG.error("%s cannot be written (%s)", EVENTS, error.strerror)
+
+    def stand(self, phase: Phase, **about: Any) -> None:
+        """Say how the run stands."""
+        self.status |= {"phase": phase, "pid": os.getpid(), "updated": _now(), **about}
+        try:
+            write_atomically(self.directory / STATUS, json.dumps(self.status, indent=1) + "\n")
+        except OSError as error:
+            LOG.error("%s cannot be written (%s)", STATUS, error.strerror)
+
+
+def read_status(directory: Path) -> dict[str, Any]:
+    """How a run stands, with `alive`: whether its server is at work on this machine."""
+    path = directory / STATUS
+    try:
+        status = json.loads(path.read_text())
+        if not (isinstance(status, dict) and isinstance(status.get("phase"), str) and isinstance(status["pid"], int)):
+            raise ValueError
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}); name the directory that the server writes to (`out`)."
+        ) from None
+    except (ValueError, KeyError, RecursionError):
+        raise UsageError(f"{path} is damaged; the next step of a running server replaces it.") from None
+    return status | {"alive": status["phase"] in RUNNING and _lives(status["pid"])}
+
+
+def read_events(directory: Path) -> list[dict[str, Any]]:
+    """The events so far; a line that was cut short is left out."""
+    path = directory / EVENTS
+    found = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except (ValueError, RecursionError):
+            continue
+    return [line for line in found if isinstance(line, dict) and isinstance(line.get("event"), str)]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _now() -> str:
+    return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,190 @@
+"""What a client keeps between rounds, in a directory of its own on its own machine.
+
+    STATE/client-3/RUN/state-00000004.safetensors    its record after four rounds: posterior, and the channel's memory
+    STATE/client-3/RUN/secret                        where its noise comes from; nobody else knows it
+    STATE/client-3/RUN/model/                        its personal model after the last round
+
+A file is replaced atomically and says what it is: client, run, charter, generation (how many rounds had been done) and
+the generation that it came from. The newest two are kept. A request for round t starts from the newest generation
+that is not after t, so that a round asked twice gives the same answer. Nothing is pickled.
+"""
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from priory.core.errors import UsageError
+from priory.core.rng import Key
+from priory.deploy.wire import pack, unpack
+from priory.store import sync_directory, write_atomically
+
+NAME = re.compile(r"state-(\d{8})\.safetensors")
+RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+SECRET, MODEL = "secret", "model"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The states of one client in one run.
+
+    Attributes:
+        directory: Of the client's state, on its machine.
+        client: Its number.
+        run: Name of the run, which the server chose.
+        digest: Of the charter that the states belong to.
+    """
+
+    directory: Path
+    client: int
+    run: str
+    digest: str
+
+    def __post_init__(self) -> None:
+        if RUN.fullmatch(self.run) is None:  # it becomes the name of a directory
+            raise UsageError(f"run={self.run!r} is no name of a run; use letters, digits, dots and dashes.")
+
+    @property
+    def place(self) -> Path:
+        """The directory of this run."""
+        return client_directory(self.directory, self.client) / self.run
+
+    @property
+    def model(self) -> Path:
+        """Where the personal model goes."""
+        return self.place / MODEL
+
+    def read(self, t: int, like: Any) -> tuple[Any, int]:
+        """The record that round t starts from and its generation; zeros and 0 for a client that has not joined.
+
+        Raises when the server has gone back to a round before the oldest state that is left.
+        """
+        there = self.generations()
+        usable = [generation for generation in there if generation <= t]
+        if usable:
+            return self._load(max(usable), like)[0], max(usable)
+        if there and (came_from := self._load(min(there), like)[1]) > 0:
+            raise UsageError(
+                f"Client {self.client} has states of rounds {', '.join(map(str, there))} and was asked for round {t}, "
+                f"while the one of round {came_from} is gone; the server has lost its checkpoint, so start a new run."
+            )
+        return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like), 0
+
+    def write(self, record: Any, generation: int, came_from: int) -> None:
+        """Put a record down and drop all but it and the one that it came from."""
+        from safetensors.numpy import save
+
+        packed = {name or ".": np.asarray(array, order="C") for name, array in pack(record).items()}
+        told = {"generation": str(generation), "came_from": str(came_from), "sha256": _checksum(packed)}
+        try:
+            self.place.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path(generation), save(packed, {**self._identity(), **told}))
+        except OSError as error:
+            raise UsageError(
+                f"Client {self.client} cannot keep its state in {self.place} ({error.strerror}); make room, and the "
+                "next round goes on from the last state."
+            ) from None
+        for old in set(self.generations()) - {generation, came_from}:
+            self._path(old).unlink(missing_ok=True)
+
+    def generations(self) -> list[int]:
+        """What is there, in order."""
+        found = (NAME.fullmatch(path.name) for path in self.place.glob("state-*.safetensors"))
+        return sorted(int(match[1]) for match in found if match)
+
+    def noise_root(self) -> Key:
+        """The root of this client's noise, drawn once a run; only who can read the file can take the noise away."""
+        return secret_in(self.place / SECRET)
+
+    def _load(self, generation: int, like: Any) -> tuple[Any, int]:
+        """The record of a generation, and the generation that it came from."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self._path(generation)
+        try:
+            with safe_open(path, framework="numpy") as file:
+                told = dict(file.metadata() or {})
+                packed = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
+            whole = told["sha256"] == _checksum(packed) and told["generation"] == str(generation)
+            came_from = int(told["came_from"])
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError):
+            whole = False
+        if not whole:
+            raise UsageError(
+                f"{path} is damaged, so the client's state is lost; `priory flower forget` it to start anew."
+            )
+        if any(told.get(name) != value for name, value in self._identity().items()):
+            raise UsageError(
+                f"{path} belongs to another client or federation; name another state directory, or forget it."
+            )
+        return unpack({"" if name == "." else name: array for name, array in packed.items()}, like), came_from
+
+    def _identity(self) -> dict[str, str]:
+        return {"client": str(self.client), "run": self.run, "charter": self.digest}
+
+    def _path(self, generation: int) -> Path:
+        return self.place / f"state-{generation:08d}.safetensors"
+
+
+def secret_in(path: Path) -> Key:
+    """The key in a file that nobody but its owner can read; drawn when it is first asked for."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.touch(mode=0o600)  # before anything is in it
+            with draft.open("w") as handle:
+                handle.write(secrets.token_hex(16) + "\n")
+                handle.flush()
+                os.fsync(handle.fileno())
+            draft.replace(path)
+            sync_directory(path.parent)
+        return secret_key(path.read_text(errors="replace"))
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise UsageError(f"{path} can be neither read nor written ({error.strerror}); mend that, and go on.") from None
+
+
+def secret_key(text: str) -> Key:
+    """The key that 32 hexadecimal digits name."""
+    try:
+        words = np.frombuffer(bytes.fromhex(text.strip()), ">u4")
+        if len(words) != 4:
+            raise ValueError
+    except ValueError:
+        raise UsageError("The secret is damaged; forget the client's state in this run to start anew.") from None
+    key = jax.random.wrap_key_data(jnp.asarray(words[:2].astype(np.uint32)))
+    return jax.random.fold_in(jax.random.fold_in(key, int(words[2])), int(words[3]))
+
+
+def client_directory(directory: Path, client: int) -> Path:
+    """Where a client keeps what it keeps, of all runs."""
+    return directory / f"client-{client}"
+
+
+def forget(directory: Path, client: int, run: str | None = None) -> list[Path]:
+    """What was deleted of a client: all that it keeps, or all of one run."""
+    place = client_directory(directory, client)
+    place = place if run is None else place / run
+    if not place.is_dir() or (run is not None and RUN.fullmatch(run) is None):
+        raise UsageError(f"{place} is no directory, so there is nothing to forget; name the client's state directory.")
+    gone = sorted(path for path in place.rglob("*") if path.is_file())
+    shutil.rmtree(place)
+    sync_directory(place.parent)
+    return gone
+
+
+def _checksum(packed: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(packed):
+        digest.update(f"{name}{packed[name].dtype.str}{packed[name].shape}".encode())
+        digest.update(np.ascontiguousarray(packed[name]).data)
+    return digest.hexdigest()

@@ -1,0 +1,352 @@
+"""A Flower federation on this machine: one SuperLink and a SuperNode for each client, all of them on 127.0.0.1.
+
+    with Fleet(directory, nodes=[{"client": 0}, {"client": 1}]) as fleet:
+        run = fleet.submit(app, {"rounds": 2})
+        state = fleet.wait(run)
+
+The processes are those of a real deployment, TLS and registered keys included; only the machine is the same. Whatever
+happens inside the `with`, nothing runs after it: Flower's processes start others, some of them in sessions of their
+own, so each inherits a mark in its environment by which all are found again.
+
+Everything lies in the directory: certificates/, keys/, logs/, state.db, and home/ with Flower's own files.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+import tomli_w
+
+from priory.core.errors import UsageError
+from priory.deploy.tls import check_certificates, write_authority, write_node_key
+
+Process = subprocess.Popen[bytes]
+State = Literal["pending", "starting", "running", "finished", "failed", "stopped"]
+OVER = ("finished", "failed", "stopped")
+HOST = "127.0.0.1"
+MARK = "PRIORY_FLEET"
+ACCEPTED = "SuperNode ID: "  # what a node writes, with its id, once the SuperLink has accepted it
+LINK = "fleet"  # what Flower's command line calls our SuperLink
+SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Seconds between looks for work. At a tenth, two nodes with nothing to do cost a fifth of a core, to no gain.
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+    # Flower's clients obey the proxy settings of the environment, and no proxy reaches this machine's loopback.
+    **dict.fromkeys(["NO_PROXY", "no_proxy"], HOST),
+    "PYTHONUNBUFFERED": "1",  # so that a log says all that an app has written, even if it was killed
+}
+START, STOP = 120.0, 10.0  # seconds for a process to come up, and to go down before it is killed
+# Seconds. A SuperLink turns away a node that it believes to be there, and takes a minute to miss one that was killed.
+MISSED = 75.0
+
+
+class FlowerError(RuntimeError):
+    """A command or process of Flower failed; the message ends with what it said itself."""
+
+
+class Fleet:
+    """A SuperLink and its SuperNodes, for as long as the `with` lasts.
+
+    Attributes:
+        directory: Where everything is kept; a second fleet on the same directory goes on with the same keys and state.
+        nodes: The node config of each client.
+        port: The SuperLink's port; the nodes take the ports after it. Free ones are found unless given.
+        secure: Whether to use TLS and registered keys.
+        environments: More environment variables, for each node.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        nodes: Sequence[Mapping[str, Any]],
+        port: int | None = None,
+        secure: bool = True,
+        environments: Sequence[Mapping[str, str]] = (),
+    ) -> None:
+        self.directory, self.secure = directory.resolve(), secure
+        self.node_configs, self.environments = list(map(pairs, nodes)), list(environments) or [{} for _ in nodes]
+        if len(self.environments) != len(nodes):
+            raise UsageError(f"{len(self.environments)} environments for {len(nodes)} nodes; give one for each node.")
+        self.port, *self.node_ports = take_ports(1 + len(nodes), port)
+        self.superlink: Process | None = None
+        self.supernodes: list[Process | None] = [None for _ in nodes]
+        self.keys = [self.directory / "keys" / f"client-{node}" for node in range(len(nodes))]
+        self._token = secrets.token_hex(8)
+        self._log_starts: dict[str, int] = {}  # where in its log the present life of a process begins
+
+    def __enter__(self) -> Self:
+        try:
+            known = (self.directory / "state.db").exists()  # then the nodes may be, and their last end a crash
+            self._prepare()
+            self._start_superlink()
+            for key in self.keys if self.secure else ():
+                self._register(key)
+            for node in range(len(self.supernodes)):
+                self.start_node(node, wait=False)
+            for node in range(len(self.supernodes)):
+                self._await_node(node, MISSED if known else 0.0)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(self, app: Path, run_config: Mapping[str, Any] | None = None) -> int:
+        """The id of a new run of the Flower app in a directory; `run_config` overrides what its pyproject.toml sets."""
+        overrides = self.directory / "run-config.toml"
+        overrides.write_text(tomli_w.dumps(dict(run_config or {})))
+        return int(self._ask("run", str(app), LINK, "--run-config", str(overrides))["run-id"])
+
+    def state_of(self, run: int) -> State:
+        """What has become of a run so far; one whose server app was killed counts as running for another minute."""
+        status = self._ask("list", LINK, "--run-id", str(run))["runs"][0]["status"]
+        return cast(State, status.removesuffix(":completed").removeprefix("finished:"))
+
+    def wait(self, run: int, timeout: float = 600.0) -> State:
+        """The state of a run when it is over, or after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while (state := self.state_of(run)) not in OVER and time.monotonic() < deadline:
+            time.sleep(1.0)
+        return state
+
+    def log_of(self, run: int) -> str:
+        """What the server app of a run has written so far."""
+        return self._flwr("log", str(run), LINK, "--show")
+
+    def log_of_node(self, node: int) -> str:
+        """What a node and its client apps have written since it was last started."""
+        return self._log(f"node-{node}")
+
+    def log_of_superlink(self) -> str:
+        """What the SuperLink has written since it was last started; a server app's words are in the log of its run."""
+        return self._log("superlink")
+
+    @property
+    def node_ids(self) -> list[int]:
+        """The ids by which a server app knows the nodes, in their order; a node that keeps its key keeps its id."""
+        return [int(self.log_of_node(node).split(ACCEPTED)[1].split()[0]) for node in range(len(self.supernodes))]
+
+    def start_node(
+        self, node: int, key: Path | None = None, authority: Path | None = None, wait: bool = True, patience: float = 0
+    ) -> None:
+        """Starts a node that does not run, and waits until the SuperLink has accepted it, unless told not to.
+
+        Args:
+            key: A private key other than its own.
+            authority: An authority's certificate other than the fleet's.
+            patience: Seconds to go on trying; `MISSED` is enough for one that was killed.
+        """
+        if (process := self.supernodes[node]) is not None and process.poll() is None:
+            raise UsageError(f"Node {node} is running; kill it before starting it again.")
+        self._start_node(node, key, authority)
+        if wait:
+            self._await_node(node, patience, key, authority)
+
+    def kill_node(self, node: int, how: signal.Signals = signal.SIGKILL) -> None:
+        """Ends a node with all it has started: as a crash does, or with SIGTERM as its owner would."""
+        self._end(f"node-{node}", how)
+
+    def kill_server_app(self) -> int:
+        """The number of server apps that were running and are now dead; the SuperLink is not told."""
+        apps = [pid for pid in self.processes("superlink") if b"flwr-serverapp" in _read(pid, "cmdline")]
+        for pid in apps:
+            os.kill(pid, signal.SIGKILL)
+        return len(apps)
+
+    def restart_superlink(self) -> None:
+        """Kills the SuperLink with all it has started, and starts it anew on the same port, state and certificates."""
+        self._end("superlink", signal.SIGKILL)
+        self._start_superlink()
+
+    def processes(self, name: str = "") -> list[int]:
+        """The ids of all living processes, orphans included, or of those of "superlink", "node-0" or all "node-"."""
+        mark = f"\0{MARK}={self._token}/{name}".encode() + (b"" if name in ("", "node-") else b"\0")
+        pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+        return [pid for pid in pids if mark in b"\0" + _read(pid, "environ")]
+
+    def close(self) -> None:
+        """Ends all processes of this fleet, and raises if one survives."""
+        try:
+            self._end("node-", signal.SIGTERM)  # while there is a SuperLink from which they can take their leave
+            self._end("", signal.SIGTERM)
+        finally:  # so that a second Ctrl-C leaves nothing behind either
+            self._end("", signal.SIGKILL)
+        if left := self.processes():
+            raise FlowerError(f"Processes {left} of the fleet in {self.directory} survived SIGKILL.")
+
+    def _prepare(self) -> None:
+        """Writes certificates, keys and Flower's configuration, as far as they are not there."""
+        if not Path("/proc/self/environ").exists():
+            raise UsageError(f"A local fleet finds its processes in /proc, which {sys.platform} lacks; use Linux.")
+        certificates = self.directory / "certificates"
+        if self.secure:
+            if not certificates.exists():
+                write_authority(certificates)
+            check_certificates(certificates)
+            for key in self.keys:
+                if not key.exists():
+                    write_node_key(key)
+        trust = {"root-certificates": str(certificates / "ca.crt")} if self.secure else {"insecure": True}
+        config = {"superlink": {"default": LINK, LINK: {"address": f"{HOST}:{self.port}", **trust}}}
+        for place in ("home/command", "logs"):
+            (self.directory / place).mkdir(parents=True, exist_ok=True)
+        (self.directory / "home/command/config.toml").write_text(tomli_w.dumps(config))
+
+    def _start_superlink(self) -> None:
+        """Starts the SuperLink and waits until it answers."""
+        certificates, trust = self.directory / "certificates", ["--insecure"]
+        if self.secure:
+            trust = ["--enable-supernode-auth", "--ssl-ca-certfile", str(certificates / "ca.crt")]
+            trust += ["--ssl-certfile", str(certificates / "server.pem")]
+            trust += ["--ssl-keyfile", str(certificates / "server.key")]
+        where = ["--host", HOST, "--port", str(self.port), "--database", str(self.directory / "state.db")]
+        offline = "--disable-runtime-dependency-installation"
+        self.superlink = self._start("superlink", {}, "flower-superlink", *where, *trust, offline)
+        self._await("superlink", self.superlink, "Uvicorn running on")
+
+    def _register(self, key: Path) -> None:
+        """Makes a node's public key known to the SuperLink, unless it is."""
+        try:
+            self._ask("supernode", "register", f"{key}.pub", LINK, "--name", key.name)
+        except FlowerError as error:
+            if "already in use" not in str(error):  # a second fleet on the same directory
+                raise
+
+    def _start_node(self, node: int, key: Path | None = None, authority: Path | None = None) -> None:
+        trust = ["--insecure"]
+        if self.secure:
+            trust = ["--root-certificates", str(authority or self.directory / "certificates" / "ca.crt")]
+            trust += ["--auth-supernode-private-key", str(key or self.keys[node])]
+        where = ["--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(self.node_ports[node])]
+        config = ["--node-config", self.node_configs[node]] if self.node_configs[node] else []
+        name, extra = f"node-{node}", self.environments[node]
+        self.supernodes[node] = self._start(name, extra, "flower-supernode", *where, *trust, *config)
+
+    def _await_node(self, node: int, patience: float, *trust: Path | None) -> None:
+        """Waits until the SuperLink has accepted a node, which is started anew until then or until patience ends."""
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                return self._await(f"node-{node}", self.supernodes[node], ACCEPTED)
+            except FlowerError:
+                self.kill_node(node)
+                if time.monotonic() > deadline:
+                    raise
+                self._start_node(node, *trust)
+
+    def _await(self, name: str, process: Process | None, sign: str) -> None:
+        """Waits for a sign in the log of a process; raises with the log's end if it dies first or takes too long."""
+        assert process is not None
+        deadline = time.monotonic() + START
+        while (code := process.poll()) is None and time.monotonic() < deadline:
+            if sign in self._log(name):
+                return
+            time.sleep(0.1)
+        fate = f"was not ready after {START:.0f} s" if code is None else f"ended with exit code {code}"
+        raise FlowerError(f"{name} {fate}; its log ends:\n{self._log(name)[-2000:]}")
+
+    def _start(self, name: str, extra: Mapping[str, str], program: str, *arguments: str) -> Process:
+        """A new process in a session of its own, writing to its log."""
+        path = self.directory / "logs" / f"{name}.log"
+        self._log_starts[name] = path.stat().st_size if path.exists() else 0
+        with path.open("ab") as log:
+            output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            command, environment = [_executable(program), *arguments], {**self._environment(name), **extra}
+            return Process(command, cwd=self.directory, env=environment, start_new_session=True, **output)
+
+    def _end(self, name: str, how: signal.Signals) -> None:
+        """Sends a signal once to each process of that name, new ones included, until all are gone or `STOP` is over."""
+        told: set[int] = set()
+        deadline = time.monotonic() + STOP
+        while (alive := self.processes(name)) and time.monotonic() < deadline:
+            for pid in set(alive) - told:
+                with contextlib.suppress(ProcessLookupError):  # it was faster
+                    os.kill(pid, how)
+            told |= set(alive)
+            time.sleep(0.05)
+        for process in filter(None, (self.superlink, *self.supernodes)):
+            if process.poll() is None and process.pid in told - set(alive):
+                process.wait()  # it is ending; this takes it off the kernel's books
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """Our environment, Flower's switches, the mark, and a Flower home of its own.
+
+        Each process unpacks the app in its home; in a common one they would do so over one another.
+        """
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        own = {"PATH": path, "FLWR_HOME": str(self.directory / "home" / name), MARK: f"{self._token}/{name}"}
+        return {**os.environ, **SETTINGS, **own}
+
+    def _log(self, name: str) -> str:
+        with (self.directory / "logs" / f"{name}.log").open("rb") as log:
+            log.seek(self._log_starts[name])
+            return log.read().decode(errors="replace")
+
+    def _ask(self, *arguments: str) -> dict[str, Any]:
+        """What Flower's command line answers. Asked for JSON it ends with code 0 even when it fails."""
+        said = self._flwr(*arguments, "--format", "json")
+        answer: dict[str, Any] = json.loads(said[said.index("{") :])
+        if not answer["success"]:
+            raise FlowerError(f"flwr {' '.join(arguments)} failed: {answer['error-message']}")
+        return answer
+
+    def _flwr(self, *arguments: str) -> str:
+        """What Flower's command line prints."""
+        command, environment = [_executable("flwr"), *arguments], self._environment("command")
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START)
+        if done.returncode:
+            raise FlowerError(f"flwr {' '.join(arguments)} failed: {done.stdout}{done.stderr}")
+        return done.stdout
+
+
+def take_ports(count: int, first: int | None = None) -> list[int]:
+    """Ports that are free on the loopback interface: those from `first` on if given, otherwise any."""
+    with contextlib.ExitStack() as held:  # all at once, so that none is found twice
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for i, s in enumerate(sockets):
+            port = 0 if first is None else first + i
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections do not count
+            try:
+                s.bind((HOST, port))
+            except (OSError, OverflowError) as error:
+                raise UsageError(f"Port {port} on {HOST} cannot be taken ({error}); choose another, or none.") from None
+        return [s.getsockname()[1] for s in sockets]
+
+
+def pairs(config: Mapping[str, Any]) -> str:
+    """A node config as Flower's command line reads it: key=value, separated by spaces."""
+    for key, value in config.items():
+        if not isinstance(value, bool | int | float | str) or re.search(r'["\\\n]', str(value)):
+            rule = "give a number, a truth value, or text without quotes, backslashes and line breaks"
+            raise UsageError(f"{key}={value!r} does not fit into a node config; {rule}.")
+    return " ".join(line.replace(" = ", "=", 1) for line in tomli_w.dumps(dict(config)).splitlines())
+
+
+def _executable(name: str) -> str:
+    """The path of a program of Flower's, which is installed next to Python."""
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise UsageError(f"{name} is not installed next to {sys.executable}; pip install 'priory[flower]' brings it.")
+    return str(path)
+
+
+def _read(pid: int, file: str) -> bytes:
+    """A file of the kernel's on a process; empty if the process has ended or is not ours."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/{file}").read_bytes()
+    return b""

@@ -1,0 +1,446 @@
+"""The server of a deployed federation: rounds over a link to nodes that fail, on a state that survives its own death.
+
+A round asks the clients that were drawn and are there, takes what is fit to count, aggregates, and commits. Until it is
+committed a round leaves no trace on the server, and clients answer a round that is asked twice as they did the first
+time. So a server that is killed at any moment and started again ends as if nothing had happened.
+"""
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from priory import metrics
+from priory.core import rng, trees
+from priory.core.errors import UsageError
+from priory.core.rng import Key, Stream
+from priory.deploy import charter as charters
+from priory.deploy import wire
+from priory.deploy.accept import Accepted, Refused, judged, unfit
+from priory.deploy.attendance import Attendance, TooFewReplies
+from priory.deploy.charter import Charter
+from priory.deploy.client import tallies_like
+from priory.deploy.exchange import Kind, Link, Reply, Request
+from priory.deploy.journal import Journal
+from priory.deploy.kept import SECRET, secret_in
+from priory.deploy.roster import Roster
+from priory.engine.manifest import version_of
+from priory.evaluate import ClientTallies
+from priory.fed import privacy, robust, schedule
+from priory.fed.channel import references_of
+from priory.fed.method import Message, Task
+from priory.store import Checkpoint, RunDirectory
+
+STANDS_IN = 1  # sets the order of stand-ins apart from the draw
+
+
+@dataclass(frozen=True)
+class Operations:
+    """How the operator wants it run; nothing here changes what is learned when all goes well.
+
+    Attributes:
+        out: Run directory of the server.
+        min_replies: Usable replies that a round needs; 0 for half of the cohort.
+        timeout: Seconds that a round waits for replies.
+        attempts: How often a round with too few usable replies is asked.
+        wait: Seconds to wait for nodes: for all before the first round, for enough before any other.
+        authenticated: Whether nodes prove who they are, so that a client belongs to one key.
+    """
+
+    out: Path
+    min_replies: int = 0
+    timeout: float = 600.0
+    attempts: int = 3
+    wait: float = 120.0
+    authenticated: bool = False
+
+    def check(self, cohort: int) -> None:
+        """Raise on what no federation can be run with."""
+        if not 0 <= self.min_replies <= cohort:
+            raise UsageError(
+                f"min-replies={self.min_replies} does not fit a cohort of {cohort}; choose at most that, or 0 for half."
+            )
+        for name in ("timeout", "wait", "attempts"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name}={getattr(self, name)} is not above 0; choose a positive number.")
+
+
+@dataclass
+class Round:
+    """What came of one round.
+
+    Attributes:
+        accepted: Replies that count, by client.
+        refused: The last reason why a client's reply did not, by client; silence is "absent" or "timeout".
+    """
+
+    accepted: dict[int, Accepted] = field(default_factory=dict)
+    refused: dict[int, Refused] = field(default_factory=dict)
+
+    @property
+    def usable(self) -> int:
+        """Replies that carry a message."""
+        return sum(one.message is not None for one in self.accepted.values())
+
+
+class Server:
+    """A run of a federation under way."""
+
+    def __init__(self, charter: Charter, link: Link, how: Operations) -> None:
+        how.check(charter.participation.cohort)
+        self.charter, self._link, self._how = charter, link, how
+        self._directory = RunDirectory(how.out)
+        how.out.mkdir(parents=True, exist_ok=True)
+        self.journal = Journal(how.out)
+        self._root = charters.first_key(charter.settings.seed)
+        first = _first_server(charter.method, charter.tasks[0], rng.key(self._root, Stream.INIT))
+        self._checkpoint = Checkpoint(self._directory.checkpoint, first, (), 0)
+        self.server: Any = first
+        self.completed, self._metrics_bytes = 0, 0
+        self.rejected: dict[str, int] = {}
+        self.reasons: dict[str, int] = {}
+        self.run = self._named()
+        with self._checkpoint.held():
+            self._restore()
+        roster = Roster.open(how.out, how.authenticated)
+        self._there = Attendance(link, roster, self.journal, charter.question.num_clients, how.wait)
+        self._seconds = {"compile": 0.0, "train": 0.0, "evaluate": 0.0}
+        self._bytes = {"down_bytes": 0, "up_bytes": 0}
+        self._info: dict[str, float] = {}
+
+    @property
+    def rounds(self) -> int:
+        """The round that the run ends with: the last of those planned, or the last that a privacy budget allows."""
+        ledger = self.charter.ledger
+        return self.charter.settings.rounds if ledger is None else ledger.rounds
+
+    def go(self) -> dict[str, Any]:
+        """The summary of the run after all its rounds; whatever ends it earlier is in the journal."""
+        with self._checkpoint.held():
+            if self._checkpoint.is_stale():
+                raise UsageError(f"{self._how.out} was written by another server meanwhile; start this one again.")
+            with self._told():
+                return self._finish()
+
+    def _finish(self) -> dict[str, Any]:
+        """The rounds that are left, and the summary."""
+        told = {"run": self.run, "method": self.charter.name, "round": self.completed, "rounds": self.rounds}
+        self.journal.stand("waiting", **told, error="")
+        self.journal.tell("started", **told, charter=self.charter.digest, version=version_of("priory"))
+        self._there.wait(self._hello(), wanted=self.charter.question.num_clients, needed=self._enough)
+        while self.completed < self.rounds:
+            self._round(self.completed)
+            every = self.charter.settings.eval_every
+            if every and self.completed % every == 0 and self.completed < self.rounds:
+                self._commit(self._line(*self._evaluate(final=False)[:2]))
+        summary = self._finished()
+        self.journal.stand("finished", round=self.completed)
+        self.journal.tell("finished", round=self.completed, rejected=self.rejected, reasons=self.reasons)
+        return summary
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What ends a run before its end is told to the operator, and then raised."""
+        try:
+            yield
+        except BaseException as error:
+            said = " ".join(f"{error}".split()) or type(error).__name__
+            self.journal.stand("failed", error=said)
+            self.journal.tell("failed", round=self.completed, error=said)
+            raise
+
+    @property
+    def _enough(self) -> int:
+        return self._how.min_replies or -(-self.charter.participation.cohort // 2)
+
+    def _round(self, t: int) -> None:
+        """Ask, collect, aggregate and commit round t."""
+        started = time.monotonic()
+        method = schedule.resolve(
+            self.charter.method, self.charter.settings.schedules(self.charter.method), t, self.charter.settings.rounds
+        )
+        down = _broadcast(method, self.server)
+        drawn = self._cohort(t)
+        came = self._collected(t, method, down, drawn)
+        self.journal.stand("aggregating", round=t, usable=came.usable)
+        after = self._aggregated(t, method, down, came)
+        self._count(t, came)
+        if not bool(trees.all_finite(after)):
+            self.journal.tell("discarded", round=t, reason="the new server is not finite, so the old one is kept")
+            after = self.server
+        self.server, self.completed = after, t + 1
+        self._seconds["train"] += time.monotonic() - started
+        self._commit(self._line(None, None, came))
+        self.journal.tell(
+            "round", round=t, asked=len(drawn), usable=came.usable, seconds=round(time.monotonic() - started, 3),
+            refused={str(client): one.reason for client, one in came.refused.items()},
+        )  # fmt: skip
+        self.journal.stand("waiting", round=self.completed)
+
+    def _cohort(self, t: int) -> dict[int, bool]:
+        """The clients of round t: those drawn, and for each that is not there one that is.
+
+        Nobody stands in for another under differential privacy, whose price is that of the draw alone.
+        """
+        drawn = self._drawn(t)
+        self._there.wait(self._hello(), needed=min(self._enough, sum(drawn.values())))
+        there, order = self._there.nodes, rng.key(self._root, Stream.COHORT, t, STANDS_IN)
+        spare = (int(client) for client in jax.random.permutation(order, self.charter.question.num_clients))
+        others = [client for client in spare if client in there and client not in drawn]
+        gone = [client for client in drawn if client not in there]
+        if self.charter.settings.dp is None:
+            for client, other in zip(gone, others, strict=False):
+                drawn[other] = drawn.pop(client)
+                self.journal.tell("stands in", round=t, client=other, absent=client)
+        return drawn
+
+    def _drawn(self, t: int) -> dict[int, bool]:
+        """The clients of round t, and whether each of them uploads."""
+        slots = self.charter.participation.draw_groups(rng.key(self._root, Stream.COHORT, t))
+        columns = (map(np.asarray, (group.ids, group.filled, group.uploads)) for group in slots)
+        rows = [row for group in columns for row in zip(*group, strict=True)]
+        return {int(client): bool(uploads) for client, filled, uploads in rows if filled}
+
+    def _collected(self, t: int, method: Any, down: Any, drawn: Mapping[int, bool]) -> Round:
+        """The replies of a round; asked again, of those that are missing, while too few are usable."""
+        came, needed = Round(), min(self._enough, sum(drawn.values()))
+        arrays = wire.encode({"down": jax.tree.map(np.asarray, down)})
+        for attempt in range(self._how.attempts):
+            self._there.wait(self._hello(), needed=needed, among=drawn)
+            nodes = self._there.nodes
+            missing = {client: up for client, up in drawn.items() if client not in came.accepted}
+            for client in missing:
+                came.refused[client] = Refused("timeout" if client in nodes else "absent", "No reply came.")
+            config = self._config("train", t) | {"attempt": attempt}
+            requests = {
+                nodes[client]: Request("train", config | {"uploads": uploads}, arrays)
+                for client, uploads in missing.items()
+                if client in nodes
+            }
+            self.journal.stand("asking", round=t, attempt=attempt, asked=len(requests))
+            self._bytes["down_bytes"] = sum(map(len, arrays.values()))
+            for node, reply in self._link.ask(requests, self._how.timeout):
+                self._take(came, t, method, down, node, reply, requests)
+            if came.usable >= needed:
+                return came
+            self.journal.tell("short", round=t, attempt=attempt, usable=came.usable, needed=needed)
+        why = "; ".join(f"client {client}: {one.reason}" for client, one in list(came.refused.items())[:3])
+        raise TooFewReplies(
+            f"Round {t} has {came.usable} usable replies after {self._how.attempts} attempts and needs {needed} "
+            f"({why}); see to the nodes and start the server again, which goes on from this round."
+        )
+
+    def _take(
+        self, came: Round, t: int, method: Any, down: Any, node: int, reply: Reply, requests: Mapping[int, Request]
+    ) -> None:
+        """Sort a reply into what counts and what does not."""
+        client = self._there.clients.get(node)
+        if client is None or node not in requests or client in came.accepted:
+            kind = "duplicate" if client in came.accepted else "stranger"
+            self._refuse(
+                t, -1 if client is None else client, node, Refused(kind, "Nothing was asked of it, or it has answered.")
+            )
+            return
+        asked = dict(requests[node].config) | {"kind": "train"}
+        found = judged(self.charter, method, self.charter.task_of(client), down, reply, client, asked)
+        if isinstance(found, Refused):
+            came.refused[client] = found
+            self._refuse(t, client, node, found)
+            return
+        came.accepted[client] = found
+        came.refused.pop(client, None)
+
+    def _refuse(self, t: int, client: int, node: int, found: Refused) -> None:
+        self.reasons[found.reason] = self.reasons.get(found.reason, 0) + 1
+        self.journal.tell(
+            "refused", round=t, client=client, node=str(node), reason=found.reason, sentence=found.sentence
+        )
+
+    def _count(self, t: int, came: Round) -> None:
+        """Count the clients that a round went without."""
+        for client, one in came.refused.items():
+            if one.reason in ("absent", "timeout"):
+                self._refuse(t, client, -1, one)
+            self.rejected[str(client)] = self.rejected.get(str(client), 0) + 1
+
+    def _aggregated(self, t: int, method: Any, down: Any, came: Round) -> Any:
+        """The next server; places of a stack that nobody fills have weight 0, so that one program serves all rounds."""
+        accepted = [one for _, one in sorted(came.accepted.items())]
+        known = {"bits", *self.charter.contact().info}
+        self._info = _means([{name: one.metrics[name] for name in one.metrics if name in known} for one in accepted])
+        self._bytes["up_bytes"] = max((one.num_bytes for one in accepted), default=0)
+        sent = [one.message for one in accepted if one.message is not None]
+        nobody = trees.zeros(Message(self.charter.contact().message.payload, self.charter.uplink.weight, jnp.int32(0)))
+        places = max(self.charter.participation.capacity, len(sent))
+        filled = sent + [jax.tree.map(np.asarray, nobody)] * (places - len(sent))
+        messages = jax.tree.map(lambda *leaves: np.stack(leaves), *filled)
+        private = privacy.is_private(self.charter.channel)
+        noise = rng.key(self._secret() if private else self._root, Stream.NOISE, t)
+        chosen = self.charter.settings.robust
+        after, info = _aggregate(
+            method, self.charter.tasks[0], self.charter.channel, down, self.server, messages,
+            rng.key(self._root, Stream.SERVER, t), noise, rule=None if chosen is None else robust.parse(chosen),
+        )  # fmt: skip
+        self._info |= {name: float(value) for name, value in info.items()}
+        return after
+
+    def _secret(self) -> Key:
+        """Where the noise of central privacy comes from; not from the seed, which all clients know."""
+        return secret_in(self._how.out / SECRET)
+
+    def _hello(self) -> Request:
+        return Request("hello", self._config("hello", self.completed))
+
+    def _config(self, kind: Kind, t: int) -> dict[str, Any]:
+        settings = self.charter.settings
+        return {
+            "kind": kind, "run": self.run, "round": t, "rounds": settings.rounds, "seed": settings.seed,
+            "version": version_of("priory"), "charter": self.charter.digest,
+        }  # fmt: skip
+
+    def _evaluate(self, final: bool) -> tuple[Any, Any, dict[str, Any]]:
+        """Personal and global scores of the clients that are there, and those of each by name."""
+        self.journal.stand("evaluating", round=self.completed)
+        started = time.monotonic()
+        self._there.meet(self._hello())
+        method = self.charter.method
+        arrays = wire.encode({"down": jax.tree.map(np.asarray, _broadcast(method, self.server))})
+        config = self._config("evaluate", self.completed) | {"final": final}
+        requests = dict.fromkeys(self._there.clients, Request("evaluate", config, arrays))
+        like, found = tallies_like(self.charter), {}
+        for node, reply in self._link.ask(requests, self._how.timeout):
+            client = self._there.clients.get(node, -1)
+            try:
+                if node not in requests or client in found:
+                    raise UsageError("Nothing was asked of it, or it has answered.")
+                if fault := unfit(reply, config):
+                    raise UsageError(fault.sentence)
+                if not reply.arrays and privacy.is_private(self.charter.channel):
+                    continue  # it has scored its model for itself
+                sums = wire.decode(reply.arrays, like)
+                if not bool(trees.all_finite(sums)):
+                    raise UsageError("Its sums are not finite.")
+                found[client] = sums
+            except UsageError as error:
+                self.journal.tell("unscored", client=client, sentence=str(error))
+        self._seconds["evaluate"] += time.monotonic() - started
+        if not found:
+            return None, None, {}
+        clients = sorted(found)
+        total: ClientTallies = jax.tree.map(lambda *leaves: np.stack(leaves), *(found[client] for client in clients))
+        both = [None if part is None else metrics.summarise(part) for part in (total.personal, total.population)]
+        table = {
+            name: {"client": list(map(str, clients))}
+            | {k: [metrics.finite_or_none(float(v)) for v in vs] for k, vs in scores.per_client.items()}
+            for name, scores in zip(("personal", "global"), both, strict=True)
+            if scores is not None
+        }
+        return both[0], both[1], table
+
+    def _finished(self) -> dict[str, Any]:
+        personal, population, per_client = self._evaluate(final=True)
+        self._line(personal, population)  # no commit: a server killed here scores again and puts it in the same place
+        ledger = self.charter.ledger
+        summary = {
+            "method": self.charter.name,
+            "rounds": self.completed,
+            "personal": personal.to_json() if personal else None,
+            "global": population.to_json() if population else None,
+            "communication": dict(self._bytes),
+            "seconds": {name: round(value, 3) for name, value in self._seconds.items()},
+            "extra": {
+                "run": self.run,
+                "rejected": dict(self.rejected),
+                "reasons": dict(self.reasons),
+                **({"privacy": ledger.summary(self.completed)} if ledger else {}),
+            },
+        }
+        self._directory.write_summary(summary, per_client)
+        return summary
+
+    def _line(self, personal: Any, population: Any, came: Round | None = None) -> int:
+        """The length of the metrics after a line was added to those that are committed."""
+        ledger = self.charter.ledger
+        line = {
+            "round": self.completed,
+            "personal": personal.to_json() if personal else None,
+            "global": population.to_json() if population else None,
+            "info": {name: metrics.finite_or_none(value) for name, value in self._info.items()},
+            "usable": None if came is None else came.usable,
+            "refused": {} if came is None else {str(client): one.reason for client, one in came.refused.items()},
+            "rejected": dict(self.rejected),
+            "reasons": dict(self.reasons),
+            **({"epsilon": metrics.finite_or_none(ledger.spent(self.completed))} if ledger else {}),
+            "seconds": {name: round(value, 3) for name, value in self._seconds.items()},
+        }
+        return self._directory.append_metrics(line, self._metrics_bytes)
+
+    def _commit(self, metrics_bytes: int) -> None:
+        """Make the server and so much of the metrics what the next one goes on from."""
+        self._metrics_bytes = metrics_bytes
+        extra = {"run": self.run, "charter": self.charter.digest, "seed": self.charter.settings.seed}
+        told = {"rejected": self.rejected, "reasons": self.reasons, "info": self._info}
+        self._checkpoint.commit(
+            jax.tree.map(np.asarray, self.server), self.completed, self._metrics_bytes, extra | told
+        )
+
+    def _named(self) -> str:
+        """The name of this run, under which clients keep their states: one for a run directory, and no other has it."""
+        return str(self._checkpoint.extra.get("run") or f"{self.charter.name}-{secrets.token_hex(4)}")
+
+    def _restore(self) -> None:
+        """Go on from the last commit, or make the first: the name of the run is safe before anybody hears it."""
+        checkpoint, extra = self._checkpoint, self._checkpoint.extra
+        if checkpoint.round < 0:
+            if not (self._how.out / "manifest.toml").exists():
+                self.charter.save(self._how.out)
+            told = {"run": self.run, "charter": self.charter.digest, "seed": self.charter.settings.seed}
+            checkpoint.commit(jax.tree.map(np.asarray, self.server), 0, 0, told)
+            return
+        same = extra.get("charter") == self.charter.digest and extra.get("seed") == self.charter.settings.seed
+        if not same or checkpoint.round > self.charter.settings.rounds:
+            raise UsageError(
+                f"out={str(self._how.out)!r} holds round {checkpoint.round} of another app, seed or number of rounds; "
+                "choose another directory, or submit the app that began it."
+            )
+        self.completed, self._metrics_bytes = checkpoint.round, checkpoint.metrics_bytes
+        self.rejected, self.reasons = dict(extra.get("rejected", {})), dict(extra.get("reasons", {}))
+        self.server = checkpoint.read_server()
+        self._directory.metrics(self._metrics_bytes)  # raises if it was cut
+        self._directory.cut_metrics(self._metrics_bytes)
+
+
+def _means(found: list[dict[str, float]]) -> dict[str, float]:
+    """The mean over clients of each figure that all of them report."""
+    names = set.intersection(*(set(one) for one in found)) if found else set()
+    return {name: float(np.mean([one[name] for one in found])) for name in sorted(names)}
+
+
+@jax.jit
+def _first_server(method: Any, task: Task, key: Key) -> Any:
+    return method.init(task, key)
+
+
+@jax.jit
+def _broadcast(method: Any, server: Any) -> Any:
+    return method.broadcast(server)
+
+
+@partial(jax.jit, static_argnames="rule")
+def _aggregate(
+    method: Any, task: Task, channel: Any, down: Any, server: Any, messages: Message, key: Key, noise: Key, *, rule: Any
+) -> tuple[Any, dict[str, Any]]:
+    if isinstance(channel, privacy.NoisedSum):
+        total: Any = trees.weighted_sum(messages.payload, messages.weight)
+        messages = privacy.released(channel, method, task, down, channel.release(total, noise))
+    elif rule is not None:
+        messages = robust.centre(rule, messages, references_of(method, task, down, messages.payload))
+    return method.aggregate(task, server, messages, key)
