@@ -12,10 +12,11 @@ Everything lies in the directory: certificates/, keys/, logs/, state.db, and hom
 """
 
 import contextlib
+import fcntl
+import hashlib
 import json
 import os
 import re
-import secrets
 import signal
 import socket
 import subprocess
@@ -33,8 +34,7 @@ from priory.deploy.tls import check_certificates, write_authority, write_node_ke
 Process = subprocess.Popen[bytes]
 State = Literal["pending", "starting", "running", "finished", "failed", "stopped"]
 OVER = ("finished", "failed", "stopped")
-HOST = "127.0.0.1"
-MARK = "PRIORY_FLEET"
+HOST, MARK = "127.0.0.1", "PRIORY_FLEET"
 ACCEPTED = "SuperNode ID: "  # what a node writes, with its id, once the SuperLink has accepted it
 LINK = "fleet"  # what Flower's command line calls our SuperLink
 SETTINGS = {
@@ -84,11 +84,14 @@ class Fleet:
         self.superlink: Process | None = None
         self.supernodes: list[Process | None] = [None for _ in nodes]
         self.keys = [self.directory / "keys" / f"client-{node}" for node in range(len(nodes))]
-        self._token = secrets.token_hex(8)
+        self._token = hashlib.sha256(str(self.directory).encode()).hexdigest()[:16]
+        self._lock: int | None = None
         self._log_starts: dict[str, int] = {}  # where in its log the present life of a process begins
 
     def __enter__(self) -> Self:
+        self._hold()
         try:
+            self._end("", signal.SIGKILL)  # whoever held the directory before and was killed has left these behind
             known = (self.directory / "state.db").exists()  # then the nodes may be, and their last end a crash
             self._prepare()
             self._start_superlink()
@@ -186,8 +189,21 @@ class Fleet:
             self._end("", signal.SIGTERM)
         finally:  # so that a second Ctrl-C leaves nothing behind either
             self._end("", signal.SIGKILL)
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
         if left := self.processes():
             raise FlowerError(f"Processes {left} of the fleet in {self.directory} survived SIGKILL.")
+
+    def _hold(self) -> None:
+        """Keeps other fleets off the directory, for as long as this process lives."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.directory / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise UsageError(f"{self.directory} holds a fleet that is up; take it down, or use another.") from None
 
     def _prepare(self) -> None:
         """Writes certificates, keys and Flower's configuration, as far as they are not there."""
@@ -271,8 +287,7 @@ class Fleet:
 
     def _end(self, name: str, how: signal.Signals) -> None:
         """Sends a signal once to each process of that name, new ones included, until all are gone or `STOP` is over."""
-        told: set[int] = set()
-        deadline = time.monotonic() + STOP
+        told, deadline = set[int](), time.monotonic() + STOP
         while (alive := self.processes(name)) and time.monotonic() < deadline:
             for pid in set(alive) - told:
                 with contextlib.suppress(ProcessLookupError):  # it was faster

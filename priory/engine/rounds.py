@@ -363,9 +363,8 @@ def _released(
 ) -> tuple[Message, Array | None]:
     """The noised mean over all devices as a stack of one, weighing what is expected, and what canaries leave in it."""
     difference = channel.release(lax.psum(total.payload, AXIS), key)
-    payload = trees.add(privacy.public_reference(method, task, down, difference), difference)
     scores = None if channel.canaries is None else channel.canaries.scores(difference)
-    return _stack_of_one(Message(payload, jnp.float32(channel.expected))), scores
+    return privacy.released(channel, method, task, down, difference), scores
 
 
 def _heard(canaries: privacy.Canaries, ids: Array, told: Array) -> Array:

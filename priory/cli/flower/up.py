@@ -1,8 +1,10 @@
 """`priory flower up`: a whole federation on this machine, with TLS and node keys, up and down again."""
 
 import shlex
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +77,7 @@ def up(argv: Sequence[str]) -> int:
     free = {"rounds": charter.settings.rounds, "seed": charter.settings.seed}
     told(f"{charter.name} on {wanted.federation.describe()}")
     told(f"starting a server and {len(nodes)} nodes on 127.0.0.1{', with TLS and node keys' if chosen.secure else ''}")
-    with progress.interruptible() as stop:
+    with progress.interruptible() as stop, _ended_by(signal.SIGTERM):
         try:
             with Fleet(place / "flower", nodes, port=chosen.port, secure=chosen.secure) as fleet:
                 told(f"server on port {fleet.port}, nodes {', '.join(map(str, fleet.node_ids))}")
@@ -90,6 +92,20 @@ def up(argv: Sequence[str]) -> int:
     if code == 0:
         _conclude(console, server, place)
     return code
+
+
+@contextmanager
+def _ended_by(number: signal.Signals) -> Iterator[None]:
+    """Lets a signal end the command as Ctrl-C pressed twice would, so that nothing is left behind."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def _app(place: Path, charter: Charter, spec: dict[str, Any], secure: bool) -> Path:
