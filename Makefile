@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
 INSTALLED := .venv/.installed
+SIMULATION_INSTALLED := .venv/.installed-simulation
 TORCH_INSTALLED := .venv-torch/.installed
 
 .DEFAULT_GOAL := help
@@ -19,8 +20,8 @@ demo: $(INSTALLED) ## train several methods on the embedded digits, print one ta
 test: $(INSTALLED) ## run the fast tests on two workers
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow"
 
-slow: $(INSTALLED) ## run the tests that take minutes
-	$(BIN)/python -m pytest -q -n 2 -m slow
+slow: $(SIMULATION_INSTALLED) ## run the tests that take minutes, on real Flower among them; under an hour
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
 
 lint: $(INSTALLED) ## check formatting, rules and types
 	$(BIN)/ruff format --check .
@@ -48,6 +49,12 @@ $(INSTALLED): pyproject.toml
 	@test -x $(BIN)/python || { echo "making .venv"; $(PYTHON) -m venv .venv; }
 	@echo "installing priory and its development tools"
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
+
+# Ray is needed by one slow test alone, and is large.
+$(SIMULATION_INSTALLED): $(INSTALLED)
+	@echo "installing Flower's simulation"
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[flower-simulation]'
 	@touch $@
 
 # The other side of the benchmark lives apart, so that neither library's threads or versions touch the other.
