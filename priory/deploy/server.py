@@ -24,16 +24,15 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.deploy import charter as charters
 from priory.deploy import wire
-from priory.deploy.accept import Accepted, Refused, judged, unfit
+from priory.deploy.accept import Accepted, Refused, judged
 from priory.deploy.attendance import Attendance, TooFewReplies
 from priory.deploy.charter import Charter
-from priory.deploy.client import tallies_like
 from priory.deploy.exchange import Kind, Link, Reply, Request
 from priory.deploy.journal import Journal
 from priory.deploy.kept import SECRET, secret_in
 from priory.deploy.roster import Roster
+from priory.deploy.scores import Scored, scored
 from priory.engine.manifest import version_of
-from priory.evaluate import ClientTallies
 from priory.fed import privacy, robust, schedule
 from priory.fed.channel import references_of
 from priory.fed.method import Message, Task
@@ -140,7 +139,7 @@ class Server:
             self._round(self.completed)
             every = self.charter.settings.eval_every
             if every and self.completed % every == 0 and self.completed < self.rounds:
-                self._commit(self._line(*self._evaluate(final=False)[:2]))
+                self._commit(self._line(self._evaluate(final=False)))
         summary = self._finished()
         self.journal.stand("finished", round=self.completed)
         self.journal.tell("finished", round=self.completed, rejected=self.rejected, reasons=self.reasons)
@@ -178,7 +177,7 @@ class Server:
             after = self.server
         self.server, self.completed = after, t + 1
         self._seconds["train"] += time.monotonic() - started
-        self._commit(self._line(None, None, came))
+        self._commit(self._line(Scored(), came))
         self.journal.tell(
             "round", round=t, asked=len(drawn), usable=came.usable, seconds=round(time.monotonic() - started, 3),
             refused={str(client): one.reason for client, one in came.refused.items()},
@@ -306,54 +305,28 @@ class Server:
             "version": version_of("priory"), "charter": self.charter.digest,
         }  # fmt: skip
 
-    def _evaluate(self, final: bool) -> tuple[Any, Any, dict[str, Any]]:
-        """Personal and global scores of the clients that are there, and those of each by name."""
+    def _evaluate(self, final: bool) -> Scored:
+        """The scores of the clients that are there; after the last round each of them keeps its model."""
         self.journal.stand("evaluating", round=self.completed)
         started = time.monotonic()
         self._there.meet(self._hello())
-        method = self.charter.method
-        arrays = wire.encode({"down": jax.tree.map(np.asarray, _broadcast(method, self.server))})
+        down = _broadcast(self.charter.method, self.server)
         config = self._config("evaluate", self.completed) | {"final": final}
-        requests = dict.fromkeys(self._there.clients, Request("evaluate", config, arrays))
-        like, found = tallies_like(self.charter), {}
-        for node, reply in self._link.ask(requests, self._how.timeout):
-            client = self._there.clients.get(node, -1)
-            try:
-                if node not in requests or client in found:
-                    raise UsageError("Nothing was asked of it, or it has answered.")
-                if fault := unfit(reply, config):
-                    raise UsageError(fault.sentence)
-                if not reply.arrays and privacy.is_private(self.charter.channel):
-                    continue  # it has scored its model for itself
-                sums = wire.decode(reply.arrays, like)
-                if not bool(trees.all_finite(sums)):
-                    raise UsageError("Its sums are not finite.")
-                found[client] = sums
-            except UsageError as error:
-                self.journal.tell("unscored", client=client, sentence=str(error))
+        request = Request("evaluate", config, wire.encode({"down": jax.tree.map(np.asarray, down)}))
+        asked = dict(self._there.clients)
+        replies = self._link.ask(dict.fromkeys(asked, request), self._how.timeout)
+        found = scored(self.charter, replies, asked, config, self.journal)
         self._seconds["evaluate"] += time.monotonic() - started
-        if not found:
-            return None, None, {}
-        clients = sorted(found)
-        total: ClientTallies = jax.tree.map(lambda *leaves: np.stack(leaves), *(found[client] for client in clients))
-        both = [None if part is None else metrics.summarise(part) for part in (total.personal, total.population)]
-        table = {
-            name: {"client": list(map(str, clients))}
-            | {k: [metrics.finite_or_none(float(v)) for v in vs] for k, vs in scores.per_client.items()}
-            for name, scores in zip(("personal", "global"), both, strict=True)
-            if scores is not None
-        }
-        return both[0], both[1], table
+        return found
 
     def _finished(self) -> dict[str, Any]:
-        personal, population, per_client = self._evaluate(final=True)
-        self._line(personal, population)  # no commit: a server killed here scores again and puts it in the same place
+        found = self._evaluate(final=True)
+        self._line(found)  # no commit: a server killed here scores again and puts it in the same place
         ledger = self.charter.ledger
         summary = {
             "method": self.charter.name,
             "rounds": self.completed,
-            "personal": personal.to_json() if personal else None,
-            "global": population.to_json() if population else None,
+            **found.to_json(),
             "communication": dict(self._bytes),
             "seconds": {name: round(value, 3) for name, value in self._seconds.items()},
             "extra": {
@@ -363,16 +336,15 @@ class Server:
                 **({"privacy": ledger.summary(self.completed)} if ledger else {}),
             },
         }
-        self._directory.write_summary(summary, per_client)
+        self._directory.write_summary(summary, found.per_client())
         return summary
 
-    def _line(self, personal: Any, population: Any, came: Round | None = None) -> int:
+    def _line(self, found: Scored, came: Round | None = None) -> int:
         """The length of the metrics after a line was added to those that are committed."""
         ledger = self.charter.ledger
         line = {
             "round": self.completed,
-            "personal": personal.to_json() if personal else None,
-            "global": population.to_json() if population else None,
+            **found.to_json(),
             "info": {name: metrics.finite_or_none(value) for name, value in self._info.items()},
             "usable": None if came is None else came.usable,
             "refused": {} if came is None else {str(client): one.reason for client, one in came.refused.items()},
