@@ -501,10 +501,16 @@ class Session:
         if tracker is not None:
             with self._followed(tracker):
                 tracker.finished(summary)
-        scores = {
-            name: metrics.from_json(summary[name], per_client.get(name, {})) if summary.get(name) else None
-            for name in ("personal", "global", *NEWCOMERS)
-        }
+        try:
+            scores = {
+                name: metrics.from_json(summary[name], per_client.get(name, {})) if summary.get(name) else None
+                for name in ("personal", "global", *NEWCOMERS)
+            }
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+            raise UsageError(
+                f"The scores in summary.json and clients.json of {self.directory.path} are damaged; delete both and "
+                "resume the run."
+            ) from None
         run = self._result(scores.pop("personal"), scores.pop("global"), scores)
         keep = {name: summary[name] for name in ("communication", "seconds", "extra") if name in summary}
         return dataclasses.replace(run, **keep)

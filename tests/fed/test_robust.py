@@ -12,12 +12,12 @@ from priory.fed.method import Message
 RULES = ("median", "trimmed:0.3", "trimmed:0", "krum", "krum:1", "norm-clip:0.7")
 every_rule = pytest.mark.parametrize("text", RULES)
 SHAPES = {"w": (2, 3), "b": (2,), "s": ()}
-DRAW = np.random.default_rng(0)
 
 
-def rows(num: int, scale: float = 1.0) -> dict[str, np.ndarray]:
+def rows(num: int, seed: int = 0) -> dict[str, np.ndarray]:
     """Payloads of so many clients, stacked."""
-    return {name: scale * DRAW.normal(size=(num, *shape)).astype(np.float32) for name, shape in SHAPES.items()}
+    draw = np.random.default_rng(seed)
+    return {name: draw.normal(size=(num, *shape)).astype(np.float32) for name, shape in SHAPES.items()}
 
 
 def flat(payload) -> np.ndarray:
@@ -33,7 +33,7 @@ def message(payload, absent=()) -> Message:
     return Message(jax.tree.map(jnp.asarray, spoilt), jnp.asarray(weight, jnp.float32), jnp.arange(num))
 
 
-REFERENCE = rows(9)
+REFERENCE = rows(9, seed=1)
 _centre = jax.jit(robust.centre, static_argnums=0)
 
 
@@ -83,7 +83,7 @@ def test_nobody_gives_zeros_of_weight_zero(text):
 @every_rule
 @pytest.mark.parametrize("num", [2, 3, 7])
 def test_the_order_of_messages_does_not_matter(text, num):
-    messages, order = message(rows(num), absent=(num - 1,) if num > 3 else ()), DRAW.permutation(num)
+    messages, order = message(rows(num), absent=(num - 1,) if num > 3 else ()), np.roll(np.arange(num), 1)
     turned = jax.tree.map(lambda leaf: leaf[order], messages)
     reference = {name: leaf[:num] for name, leaf in REFERENCE.items()}
     moved = {name: leaf[order] for name, leaf in reference.items()}
@@ -126,11 +126,9 @@ def test_krum_sees_small_differences_of_large_numbers():
 
 @pytest.mark.parametrize("share", [0.07, 0.14, 0.29])
 def test_a_decimal_share_of_a_hundred_is_exact(share):
-    x = {"w": DRAW.normal(size=100).astype(np.float32) ** 3}
-    messages = Message({"w": jnp.asarray(x["w"])}, jnp.ones(100))
-    drop = round(100 * share)
-    wanted = np.sort(x["w"])[drop : 100 - drop].mean()
-    np.testing.assert_allclose(robust.centre(robust.Trimmed(share), messages, None).payload["w"], [wanted], rtol=1e-5)
+    values, drop = np.arange(100.0) ** 2, round(100 * share)
+    found = robust.centre(robust.Trimmed(share), Message(jnp.asarray(values, jnp.float32), jnp.ones(100)), None)
+    np.testing.assert_allclose(found.payload, [values[drop : 100 - drop].mean()], rtol=1e-5)
 
 
 @every_rule

@@ -39,7 +39,7 @@ def lines_of(told: dict[str, Any], directory: Path) -> list[str]:
     """The status in words."""
     state = told["phase"] if told["alive"] or told["phase"] in ("finished", "failed") else f"died while {told['phase']}"
     found = [f"{told.get('method')} ({told.get('run')}): {state}, round {told.get('round')} of {told.get('rounds')}"]
-    found.append(f"last heard of at {told['updated']}")
+    found.append(f"last heard of at {told.get('updated')}")
     if told.get("error"):
         found.append(f"error: {told['error']}")
     refused = [one for one in read_events(directory) if one.get("event") in ("refused", "turned away")]

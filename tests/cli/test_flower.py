@@ -1,0 +1,287 @@
+"""`priory flower` as a user types it; no process of Flower's is started here."""
+
+import builtins
+import json
+import os
+import socket
+import stat
+import subprocess
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from priory.cli import main
+from priory.cli.flower import COMMANDS
+from priory.deploy import charter as charters
+from priory.deploy.journal import Journal
+from priory.deploy.kept import Kept
+
+DIGITS = ["--data", "digits", "--partition", "iid", "--model", "linear", "--rounds", "2"]
+CLIENTS = ["--clients", "2"]
+
+
+def complaint(argv, capsys) -> str:
+    """The one sentence that the command ends in."""
+    assert main(["flower", *argv]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("priory: ")
+    assert line.endswith((".", "?"))
+    return line
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_alone_it_lists_its_commands_and_fails(capsys):
+    assert main(["flower"]) == 2
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_lists_its_commands(flag, capsys):
+    assert main(["flower", flag]) == 0
+    assert "priory flower up --nodes 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("init", ["DIR", "--authenticated", "--out", "--data", "--rounds", "--dp"]),
+        ("up", ["--nodes", "--port", "--secure", "--min-replies", "--data"]),
+        ("keys", ["DIR", "--nodes", "--host", "--days"]),
+        ("status", ["DIR", "--json"]),
+        ("forget", ["DIR", "--client", "--run", "--yes"]),
+    ],
+)
+def test_help_of_a_command_tells_its_flags(command, flags, capsys):
+    assert main(["flower", command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert [flag for flag in flags if flag not in shown] == []
+
+
+@pytest.mark.parametrize("method", ["fedprox", "pfedbayes"])
+def test_help_of_init_tells_the_flags_of_the_method(method, capsys):
+    assert main(["flower", "init", "--method", method, "--help"]) == 0
+    assert ("--mu" if method == "fedprox" else "--zeta") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--exclude-uncertain", "--client-batch", "--newcomers", "--validation"])
+def test_what_only_a_simulation_has_is_no_flag(flag, capsys):
+    assert main(["flower", "init", "--help"]) == 0
+    assert f"{flag} " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["statuss"], "'statuss' is not a command of priory flower; did you mean status?"),
+        (["x"], "choose from init, up, keys, status, forget"),
+        (["init", "app", "--method", "fedavgg", *DIGITS], "did you mean fedavg?"),
+        (["init", "app", "--method=pooled", *DIGITS, *CLIENTS], "pooled needs all data in one place"),
+        (["init", "app", "--method"], "--method names no method; write --method pfedbayes, say"),
+        (["init", "app", *DIGITS, *CLIENTS, "--cohort", "9"], "cohort=9"),
+        (["init", "app", "--data", "digit"], "digits"),
+        (["up", *DIGITS, "--nodes", "0"], "clients=0"),
+        (["keys", "keys", "--nodes", "-1"], "nodes=-1 is too small; choose 0 or more"),
+        (["keys", "keys", "--days", "0"], "days=0"),
+        (["keys", "keys", "--host", "not a host"], "not a host"),
+        (["status", "absent"], "status.json cannot be read (No such file or directory)"),
+        (["forget", "absent", "--client", "3"], "is no directory, so there is nothing to forget"),
+    ],
+    ids=lambda value: " ".join(value[:4]) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_done_ends_in_one_sentence(argv, sentence, capsys):
+    assert sentence in complaint(argv, capsys)
+    assert os.listdir() == []
+
+
+def test_init_writes_an_app_of_the_method_and_says_how_to_run_it(capsys):
+    assert (
+        main(["flower", "init", "my-app", "--method", "fedprox", "--mu", "0.5", *DIGITS, *CLIENTS, "--seed", "3"]) == 0
+    )
+    shown = flat(capsys.readouterr().out)
+    assert "fedprox for 2 clients on digits, in my-app:" in shown
+    assert "flwr run my-app local --stream --federation-config 'num-supernodes=2'" in shown
+    charter = charters.load(Path("my-app/my_app"))
+    assert (charter.name, charter.method.mu, charter.question.num_clients) == ("fedprox", 0.5, 2)
+    assert charter.settings.eval_every == 0
+    table = tomllib.loads(Path("my-app/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert (table["rounds"], table["seed"], table["out"]) == (2, 3, "~/priory-runs/my-app")
+    assert table["authenticated"] is False
+
+
+def test_init_never_writes_over_an_app(capsys):
+    argv = ["init", "app", "--method", "fedavg", *DIGITS, *CLIENTS]
+    assert main(["flower", *argv, "--out", "/srv/out", "--authenticated"]) == 0
+    before = {path: path.read_bytes() for path in Path("app").rglob("*") if path.is_file()}
+    assert b'out = "/srv/out"' in before[Path("app/pyproject.toml")]
+    assert b"authenticated = true" in before[Path("app/pyproject.toml")]
+    capsys.readouterr()
+    assert "app exists and is not empty" in complaint(argv, capsys)
+    assert {path: path.read_bytes() for path in Path("app").rglob("*") if path.is_file()} == before
+
+
+def test_keys_are_made_for_a_server_and_its_nodes(capsys):
+    assert main(["flower", "keys", "keys", "--nodes", "2", "--host", "fed.example.org", "10.0.0.7"]) == 0
+    names = ["ca.crt", "ca.key", "client-0", "client-0.pub", "client-1", "client-1.pub", "server.key", "server.pem"]
+    assert sorted(os.listdir("keys")) == names
+    assert f"{', '.join(names)} in keys" in flat(capsys.readouterr().out)
+    for name in ("ca.key", "server.key", "client-0"):
+        assert stat.S_IMODE(Path("keys", name).stat().st_mode) == 0o600
+
+
+def test_keys_are_never_overwritten(capsys):
+    assert main(["flower", "keys", "keys"]) == 0
+    before = Path("keys/ca.key").read_bytes()
+    capsys.readouterr()
+    complaint(["keys", "keys"], capsys)
+    assert Path("keys/ca.key").read_bytes() == before
+
+
+# How a run stands.
+
+
+def stands(phase, place="out", **about):
+    Path(place).mkdir(parents=True, exist_ok=True)
+    journal = Journal(Path(place))
+    told = {"run": "fedavg-1", "method": "fedavg", "round": 2, "rounds": 5, "error": ""}
+    journal.stand(phase, **told | about)
+    return journal
+
+
+def dead_process() -> int:
+    with subprocess.Popen(["true"]) as process:
+        pass
+    return process.pid
+
+
+@pytest.mark.parametrize(
+    ("phase", "about", "code", "words"),
+    [
+        ("finished", {}, 0, "fedavg (fedavg-1): finished, round 2 of 5"),
+        ("asking", {}, 0, "fedavg (fedavg-1): asking, round 2 of 5"),
+        ("failed", {"error": "The disk is full."}, 1, "failed, round 2 of 5"),
+        ("failed", {"error": "The disk is full."}, 1, "error: The disk is full."),
+        ("asking", {"pid": "dead"}, 1, "died while asking, round 2 of 5"),
+    ],
+)
+def test_status_tells_how_a_run_stands_in_words_and_by_its_exit_code(phase, about, code, words, capsys):
+    stands(phase, **about | ({"pid": dead_process()} if "pid" in about else {}))
+    assert main(["flower", "status", "out"]) == code
+    assert words in flat(capsys.readouterr().out)
+
+
+def test_status_tells_of_what_was_refused(capsys):
+    journal = stands("asking")
+    journal.tell("turned away", node="7", sentence="Another app.")
+    journal.tell("refused", client=1, reason="norm", sentence="Too large.")
+    assert main(["flower", "status", "out"]) == 0
+    assert "2 replies or nodes refused, the last: norm Too large." in flat(capsys.readouterr().out)
+
+
+def test_status_finds_the_server_of_up(capsys):
+    stands("finished", "runs/x/server")
+    assert main(["flower", "status", "runs/x"]) == 0
+
+
+def test_status_is_one_json_object_for_monitors(capsys):
+    stands("failed", error="x")
+    assert main(["flower", "status", "out", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["phase"], told["alive"], told["error"]) == ("failed", False, "x")
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"phase": "asking"}'])
+def test_a_damaged_status_is_told(text, capsys):
+    Path("out").mkdir()
+    Path("out/status.json").write_text(text)
+    assert "status.json is damaged" in complaint(["status", "out"], capsys)
+
+
+def test_a_status_with_little_in_it_is_told_as_far_as_it_goes(capsys):
+    Path("out").mkdir()
+    Path("out/status.json").write_text('{"phase": "finished", "pid": 1}')
+    assert main(["flower", "status", "out"]) == 0
+
+
+# What a client keeps.
+
+
+@pytest.fixture
+def state():
+    for run in ("run-1", "run-2"):
+        Kept(Path("state"), 3, run, "digest").write({"a": np.ones(2, np.float32)}, 1, 0)
+    return Path("state/client-3")
+
+
+def test_forget_deletes_one_run_of_a_client(state, capsys):
+    assert main(["flower", "forget", "state", "--client", "3", "--run", "run-1", "--yes"]) == 0
+    assert os.listdir(state) == ["run-2"]
+    assert "1 files of client 3 deleted" in capsys.readouterr().out
+
+
+def test_forget_deletes_all_runs_of_a_client(state, capsys):
+    assert main(["flower", "forget", "state", "--client", "3", "--yes"]) == 0
+    assert not state.exists()
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y", False), ("yes", False), ("n", True), ("", True)])
+def test_forget_asks_first(state, monkeypatch, capsys, answer, left):
+    asked = []
+    monkeypatch.setattr(builtins, "input", lambda prompt: asked.append(prompt) or answer)
+    assert main(["flower", "forget", "state", "--client", "3"]) == 0
+    assert asked == ["Delete state/client-3 with all that is in it? [y/N] "]
+    assert state.exists() is left
+
+
+def test_forget_deletes_nothing_when_nobody_answers(state, monkeypatch, capsys):
+    def nobody(prompt):
+        raise EOFError
+
+    monkeypatch.setattr(builtins, "input", nobody)
+    assert "Nobody answered, so nothing was deleted" in complaint(["forget", "state", "--client", "3"], capsys)
+    assert state.exists()
+
+
+@pytest.mark.parametrize("run", ["..", "../client-3", "absent", "/tmp"])
+def test_forget_leaves_the_directory_of_a_client_for_no_name_of_a_run(state, run, capsys):
+    complaint(["forget", "state", "--client", "3", "--run", run, "--yes"], capsys)
+    assert sorted(os.listdir(state)) == ["run-1", "run-2"]
+
+
+# A federation on this machine.
+
+UP = ["up", "--nodes", "2", "--method", "fedavg", *DIGITS, "--out", "here"]
+
+
+@pytest.fixture
+def taken():
+    """A port that somebody listens on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        yield held.getsockname()[1]
+
+
+def test_up_refuses_a_port_in_use_and_starts_nothing(taken, capsys):
+    assert f"Port {taken} on 127.0.0.1 cannot be taken" in complaint([*UP, "--port", str(taken)], capsys)
+    assert not Path("here/flower").exists()
+
+
+def test_up_refuses_the_directory_of_another_federation(taken, capsys):
+    complaint([*UP, "--port", str(taken)], capsys)
+    before = {path: path.read_bytes() for path in Path("here").rglob("*") if path.is_file()}
+    again = [*UP, "--port", str(taken), "--max-norm", "7"]
+    assert "out=here holds another federation; give the flags that began it" in complaint(again, capsys)
+    assert {path: path.read_bytes() for path in Path("here").rglob("*") if path.is_file()} == before
+
+
+def test_up_deals_every_node_its_own_rows_and_no_others(taken, capsys):
+    complaint([*UP, "--port", str(taken)], capsys)
+    rows = [{row.tobytes() for row in np.load(f"here/nodes/{node}/rows.npz")["x"]} for node in (0, 1)]
+    assert rows[0]
+    assert len(rows[0] & rows[1]) < 5  # a few images are there twice

@@ -1,0 +1,198 @@
+"""A deployed client: it answers what was asked, keeps its state before it does, and says why where it cannot."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import priory
+from priory.core.errors import UsageError
+from priory.core.struct import replace
+from priory.deploy import wire
+from priory.deploy.client import Client
+from priory.deploy.examples import of_client
+from priory.deploy.kept import Kept
+from priory.fed import visit
+from priory.fed.local import Optimiser, Work
+from tests.deploy.conftest import asked, first_broadcast, small_federation
+
+
+def kept_by(made, client=0) -> Kept:
+    return Kept(made.place / f"node-{client}", client, "run-1", made.charter.digest)
+
+
+def changed_rows(made, **changed) -> Client:
+    """Client 0 with other rows than the charter expects."""
+    rows = dataclasses.replace(of_client(made.federation, 0), **changed)
+    return Client(made.charter, 0, lambda: rows, made.place / "node-0")
+
+
+def test_it_says_which_client_it_is_and_how_many_rows_it_learns_from(deployed):
+    made = deployed()
+    reply = made.clients[101].answer(asked(made.charter, "hello"))
+    assert reply.error == ""
+    assert (reply.config["client"], reply.config["kind"]) == (1, "hello")
+    assert reply.config["examples"] == made.federation.rows(1, "train").stop - made.federation.rows(1, "train").start
+
+
+def test_an_answer_tells_which_question_it_answers(deployed):
+    made = deployed()
+    reply = made.clients[100].answer(asked(made.charter, t=2, attempt=1))
+    assert {name: reply.config[name] for name in ("kind", "run", "round", "attempt")} == {
+        "kind": "train", "run": "run-1", "round": 2, "attempt": 1,
+    }  # fmt: skip
+
+
+def test_a_round_that_is_asked_twice_gives_the_same_bytes(deployed):
+    made = deployed("ditto")
+    for t in (0, 1):
+        first = made.clients[100].answer(asked(made.charter, t=t))
+    again = made.client(0).answer(asked(made.charter, t=1))
+    assert first.error == ""
+    assert (again.arrays, again.metrics, again.config) == (first.arrays, first.metrics, first.config)
+
+
+def test_the_state_is_written_before_the_answer_leaves(deployed, monkeypatch):
+    made = deployed("ditto")
+    seen, real = [], wire.encode
+    monkeypatch.setattr(wire, "encode", lambda tree: seen.append(kept_by(made).generations()) or real(tree))
+    assert made.clients[100].answer(asked(made.charter)).arrays
+    assert seen[-1] == [1]
+
+
+def test_a_state_that_cannot_be_written_is_no_answer(deployed):
+    made = deployed("ditto")
+    made.place.joinpath("node-0").write_text("a file")
+    reply = made.clients[100].answer(asked(made.charter))
+    assert "Client 0 cannot keep its state" in reply.error
+    assert not reply.arrays
+
+
+@pytest.mark.parametrize(("epochs", "reason"), [(1, "norm"), (3, "not finite")])
+def test_an_update_that_blew_up_keeps_the_old_state_and_says_so(deployed, epochs, reason):
+    made = deployed(method=priory.Ditto(optimiser=Optimiser(step_size=1e38), work=Work(epochs=epochs)))
+    reply = made.clients[100].answer(asked(made.charter))
+    assert visit.reason_of(reply.config["status"]) == reason
+    assert not reply.arrays
+    assert kept_by(made).generations() == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"version": "0.0.1"}, r"The server is of priory 0.0.1 and here is .*; install the same on all sides"),
+        ({"version": ""}, "The server is of priory unknown"),
+        ({"charter": "another"}, "The server has charter another and client 0 has .*: their apps differ; submit"),
+        ({"run": "../elsewhere"}, "run='../elsewhere' is no name of a run"),
+        ({"down": {"weights": np.zeros(3)}}, "The message lacks .* sender and receiver run different methods"),
+    ],
+    ids=["version", "no version", "charter", "run", "broadcast"],
+)
+def test_a_request_that_does_not_fit_is_answered_by_one_sentence(deployed, changed, sentence):
+    made = deployed()
+    reply = made.clients[100].answer(asked(made.charter, **changed))
+    assert reply.config["kind"] == "train"
+    assert not reply.arrays
+    with pytest.raises(UsageError, match=sentence):
+        raise UsageError(reply.error)
+
+
+def test_a_broadcast_of_other_shapes_is_answered_by_one_sentence(deployed):
+    made = deployed()
+    wrong = jax.tree.map(lambda leaf: np.zeros((*leaf.shape, 2), leaf.dtype), first_broadcast(made.charter))
+    reply = made.clients[100].answer(asked(made.charter, down=wrong))
+    assert "sender and receiver run different models" in reply.error
+
+
+def test_an_unknown_kind_is_answered_by_one_sentence(deployed):
+    made = deployed()
+    reply = made.clients[100].answer(dataclasses.replace(asked(made.charter), kind="sleep"))
+    assert reply.error == "kind='sleep' is no request; install the same priory on all sides."
+
+
+def test_a_number_that_no_client_has_is_refused(deployed):
+    made = deployed()
+    with pytest.raises(UsageError, match="Client 2 does not fit a federation of 2; give its node a partition-id from"):
+        Client(made.charter, 2, lambda: of_client(made.federation, 0), made.place)
+
+
+ROWS = of_client(small_federation(), 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"x": ROWS.x[:0], "y": ROWS.y[:0], "is_test": ROWS.is_test[:0]}, "Client 0 has no rows to learn from"),
+        ({"is_test": np.ones(len(ROWS.x), bool)}, "Client 0 has no rows to learn from"),
+        ({"x": ROWS.x[:, :4]}, r"Client 0 has examples of shape \(4,\) not \(5,\)"),
+        ({"y": ROWS.y[:3]}, "Client 0 has .* inputs and 3 labels; give one label for each"),
+        ({"is_test": np.zeros(len(ROWS.x))}, "Client 0 marks its held-out rows by float64"),
+        ({"is_test": ROWS.is_test[:3]}, "Client 0 marks its held-out rows by bool"),
+        ({"y": ROWS.y + 3}, "Client 0 has labels outside 0 to 2"),
+        ({"y": ROWS.y - 9}, "Client 0 has labels outside 0 to 2"),
+        ({"y": ROWS.y.astype(np.float32)}, "Client 0 has labels of type float32"),
+        ({"x": ROWS.x * np.float32(np.nan)}, "Client 0 has inputs that are not finite numbers"),
+        ({"x": ROWS.x.astype(str)}, "Client 0 has inputs that are not finite numbers"),
+    ],
+    ids=["none", "held out", "shape", "labels", "mask", "short mask", "large", "negative", "type", "NaN", "text"],
+)
+def test_rows_that_do_not_fit_are_told_in_one_sentence(deployed, changed, sentence):
+    made = deployed()
+    reply = changed_rows(made, **changed).answer(asked(made.charter, "hello"))
+    with pytest.raises(UsageError, match=sentence):
+        raise UsageError(reply.error)
+
+
+def test_a_client_without_held_out_rows_takes_part_and_has_no_score(deployed):
+    made = deployed()
+    client = changed_rows(made, is_test=np.zeros(len(ROWS.x), bool))
+    assert client.answer(asked(made.charter)).arrays
+    assert client.answer(asked(made.charter, "evaluate", t=1)).error == ""
+
+
+def test_who_does_not_upload_learns_and_sends_no_arrays(deployed):
+    made = deployed("ditto")
+    reply = made.clients[100].answer(asked(made.charter, uploads=False))
+    assert reply.config["status"] == visit.KEPT
+    assert not reply.arrays
+    assert kept_by(made).generations() == [1]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "pfedbayes"])
+def test_the_names_that_travel_are_those_of_the_methods_message_and_no_others(deployed, name):
+    made = deployed(name)
+    reply = made.clients[100].answer(asked(made.charter))
+    message = made.charter.contact().message
+    assert set(reply.arrays) == set(wire.pack(replace(jax.tree.map(lambda a: np.zeros(a.shape), message), sender=None)))
+
+
+def test_the_posterior_of_pfedbayes_stays_where_it_is(deployed):
+    made = deployed("pfedbayes")
+    reply = made.clients[100].answer(asked(made.charter))
+    record, _ = kept_by(made).read(1, made.charter.record(0))
+    own = {np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(record.client)}
+    assert own
+    assert not any(secret in raw for raw in reply.arrays.values() for secret in own if len(secret) > 8)
+
+
+def test_the_personal_model_can_be_loaded_and_predicts(deployed):
+    made = deployed("ditto")
+    client = made.clients[100]
+    client.answer(asked(made.charter))
+    assert not kept_by(made).model.exists()
+    assert client.answer(asked(made.charter, "evaluate", t=1, final=True)).error == ""
+    model = priory.load_model(kept_by(made).model)
+    assert model.source.client == "0"
+    x = made.federation.x[:4]
+    probs = model.predict(x).probabilities
+    assert probs.shape == (4, 3)
+    np.testing.assert_allclose(probs.sum(1), 1, rtol=1e-5)
+
+
+def test_an_evaluation_changes_no_state(deployed):
+    made = deployed("ditto")
+    made.clients[100].answer(asked(made.charter))
+    before = {path.name: path.read_bytes() for path in kept_by(made).place.iterdir()}
+    made.clients[100].answer(asked(made.charter, "evaluate", t=1))
+    assert {path.name: path.read_bytes() for path in kept_by(made).place.iterdir()} == before

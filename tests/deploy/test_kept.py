@@ -1,0 +1,239 @@
+"""What a client keeps: safe from crashes, from full disks, from servers that went back and from other clients."""
+
+import errno
+import os
+import stat
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from priory.core.errors import UsageError
+from priory.deploy import kept as keeping
+from priory.deploy.kept import Kept, forget, secret_key
+
+
+def record(value):
+    return {
+        "joined": np.asarray(True),
+        "mean": np.full((2, 3), value, np.float32),
+        "nothing": np.zeros((0, 2), np.float32),
+    }
+
+
+LIKE = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, record(0)))
+
+
+@pytest.fixture
+def kept(tmp_path) -> Kept:
+    return Kept(tmp_path, 3, "run-1", "digest")
+
+
+def after(kept, *generations):
+    """The states of rounds that followed one another, each with its own number in it."""
+    came_from = 0
+    for generation in generations:
+        kept.write(record(generation), generation, came_from)
+        came_from = generation
+    return kept
+
+
+def value(kept, t):
+    return float(kept.read(t, LIKE)[0]["mean"][0, 0])
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_who_has_not_joined_starts_from_zeros(kept):
+    found, generation = kept.read(5, LIKE)
+    assert generation == 0
+    assert not found["joined"]
+    assert found["mean"].shape == (2, 3)
+
+
+def test_a_state_comes_back_with_its_bits(kept):
+    kept.write(record(0.1), 1, 0)
+    found, generation = kept.read(1, LIKE)
+    assert generation == 1
+    jax.tree.map(np.testing.assert_array_equal, found, record(0.1))
+
+
+def test_a_round_starts_from_the_newest_state_that_is_not_after_it(kept):
+    after(kept, 2, 5)
+    assert [value(kept, t) for t in (2, 3, 4, 5, 9)] == [2, 2, 2, 5, 5]
+
+
+def test_a_round_that_is_asked_twice_starts_from_the_same_state(kept):
+    after(kept, 1, 2)
+    kept.write(record(3), 3, 2)
+    assert kept.read(2, LIKE)[1] == 2
+    kept.write(record(3), 3, 2)
+    assert kept.generations() == [2, 3]
+
+
+def test_two_generations_are_left(kept):
+    assert after(kept, 1, 2, 3, 7).generations() == [3, 7]
+
+
+def test_a_crash_before_the_rename_loses_nothing(kept):
+    after(kept, 1, 2)
+    (kept.place / ".state-00000003.safetensors.77").write_bytes(b"half of a")
+    assert kept.read(9, LIKE)[1] == 2
+
+
+def test_a_crash_before_old_states_are_dropped_loses_nothing(kept, monkeypatch):
+    after(kept, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Kept, "generations", lambda self: [])
+        kept.write(record(3), 3, 2)
+    assert kept.generations() == [1, 2, 3]
+    assert (value(kept, 2), value(kept, 3)) == (2, 3)
+    kept.write(record(4), 4, 3)
+    assert kept.generations() == [3, 4]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_is_told_and_leaves_the_old_state(kept, monkeypatch, call):
+    after(kept, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full_disk)
+        with pytest.raises(UsageError, match=r"Client 3 cannot keep its state in .*\(No space left on device\); make"):
+            kept.write(record(3), 3, 2)
+    assert value(kept, 3) == 2
+    assert sorted(path.name for path in kept.place.iterdir()) == [f"state-0000000{t}.safetensors" for t in (1, 2)]
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "client-0").write_text("a file")
+    with pytest.raises(UsageError, match="Client 0 cannot keep its state"):
+        Kept(tmp_path, 0, "run", "digest").write(record(1), 1, 0)
+
+
+def test_a_server_that_went_back_too_far_is_refused(kept):
+    after(kept, 4, 5, 6)
+    with pytest.raises(UsageError, match="has states of rounds 5, 6 and was asked for round 3, while the one of"):
+        kept.read(3, LIKE)
+
+
+def test_a_server_may_go_back_to_before_a_client_joined(kept):
+    kept.write(record(5), 5, 0)
+    found, generation = kept.read(3, LIKE)
+    assert generation == 0
+    assert not found["joined"]
+
+
+@pytest.mark.parametrize(
+    "other", [{"client": 4}, {"run": "run-2"}, {"digest": "another"}], ids=["client", "run", "charter"]
+)
+def test_a_state_of_somebody_else_is_refused(kept, other):
+    after(kept, 1)
+    theirs = Kept(**{**vars(kept), **other})
+    if theirs.place != kept.place:
+        theirs.place.mkdir(parents=True)
+        (theirs.place / "state-00000001.safetensors").write_bytes(
+            (kept.place / "state-00000001.safetensors").read_bytes()
+        )
+    with pytest.raises(UsageError, match="belongs to another client or federation"):
+        theirs.read(1, LIKE)
+
+
+def test_a_state_under_the_name_of_another_generation_is_refused(kept):
+    after(kept, 1)
+    (kept.place / "state-00000001.safetensors").rename(kept.place / "state-00000002.safetensors")
+    with pytest.raises(UsageError, match="is damaged"):
+        kept.read(2, LIKE)
+
+
+def test_a_state_of_other_shapes_is_refused(kept):
+    after(kept, 1)
+    with pytest.raises(UsageError, match=r"mean arrived as float32\[2, 3\] where float32\[5\]"):
+        kept.read(1, LIKE | {"mean": jax.ShapeDtypeStruct((5,), jnp.float32)})
+
+
+def test_a_state_that_is_one_array_is_kept(kept):
+    kept.write(np.arange(3.0, dtype=np.float32), 1, 0)
+    np.testing.assert_array_equal(kept.read(1, jax.ShapeDtypeStruct((3,), jnp.float32))[0], [0, 1, 2])
+
+
+@pytest.mark.parametrize("run", ["", "..", "../x", "a/b", "/etc", ".hidden", "a" * 101, "a\nb"])
+def test_a_run_whose_name_would_leave_the_directory_is_refused(tmp_path, run):
+    with pytest.raises(UsageError, match="is no name of a run"):
+        Kept(tmp_path, 0, run, "digest")
+    (tmp_path / "client-0").mkdir()
+    if run:
+        with pytest.raises(UsageError, match="nothing to forget"):
+            forget(tmp_path, 0, run)
+
+
+def bits(key):
+    return jax.random.key_data(key).tolist()
+
+
+def test_a_secret_is_for_its_owner_alone_and_stays(kept):
+    first = bits(kept.noise_root())
+    assert stat.S_IMODE((kept.place / "secret").stat().st_mode) == 0o600
+    assert bits(kept.noise_root()) == first
+
+
+def test_a_secret_can_at_no_moment_be_read_by_others(kept, monkeypatch):
+    seen, real = [], os.fsync
+
+    def fsync(handle):
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            seen.append(stat.S_IMODE(os.fstat(handle).st_mode))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    kept.noise_root()
+    assert seen == [0o600]
+
+
+def test_clients_and_runs_have_different_secrets(tmp_path):
+    keys = [bits(Kept(tmp_path, client, run, "digest").noise_root()) for client in (0, 1) for run in ("a", "b")]
+    assert len({tuple(key) for key in keys}) == 4
+
+
+def test_all_of_a_secret_counts():
+    text = "00" * 16
+    keys = [bits(secret_key(text[: 2 * i] + "01" + text[2 * i + 2 :])) for i in range(16)]
+    assert len({tuple(key) for key in [*keys, bits(secret_key(text))]}) == 17
+
+
+@pytest.mark.parametrize("raw", [b"", b"no digits", b"00" * 15, b"\xff\xfe" * 16])
+def test_a_damaged_secret_is_refused(kept, raw):
+    kept.place.mkdir(parents=True)
+    (kept.place / "secret").write_bytes(raw)
+    with pytest.raises(UsageError, match="The secret is damaged; forget"):
+        kept.noise_root()
+
+
+def test_a_secret_that_cannot_be_written_is_told(kept, monkeypatch):
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(UsageError, match="No space left"):
+        kept.noise_root()
+    assert list(kept.place.iterdir()) == []
+
+
+def test_forgetting_deletes_one_run_and_says_what(kept, tmp_path):
+    after(kept, 1, 2)
+    other = after(Kept(tmp_path, 3, "run-2", "digest"), 1)
+    assert [path.name for path in forget(tmp_path, 3, "run-1")] == [f"state-0000000{t}.safetensors" for t in (1, 2)]
+    assert not kept.place.exists()
+    assert other.generations() == [1]
+
+
+def test_forgetting_deletes_all_runs_of_a_client_and_of_no_other(kept, tmp_path):
+    after(kept, 1)
+    kept.noise_root()
+    other = after(Kept(tmp_path, 4, "run-1", "digest"), 1)
+    assert sorted(path.name for path in forget(tmp_path, 3)) == ["secret", "state-00000001.safetensors"]
+    assert not keeping.client_directory(tmp_path, 3).exists()
+    assert other.generations() == [1]
+
+
+def test_there_is_nothing_to_forget_of_a_client_that_keeps_nothing(tmp_path):
+    with pytest.raises(UsageError, match="client-8 is no directory"):
+        forget(tmp_path, 8)
