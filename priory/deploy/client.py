@@ -22,7 +22,7 @@ from priory.deploy import charter as charters
 from priory.deploy import wire
 from priory.deploy.charter import Charter
 from priory.deploy.examples import Examples
-from priory.deploy.exchange import Reply, Request, sentence
+from priory.deploy.exchange import Reply, Request, digest_of, sentence
 from priory.deploy.journal import LOG
 from priory.deploy.kept import Kept
 from priory.engine.export import save_model
@@ -80,7 +80,10 @@ class Client:
         kept, down = self._kept(request), self._down(request)
         record, came_from = kept.read(t, self._blank)
         method = self._scheduled(request, t)
-        noise_root = kept.noise_root() if self._is_private else None
+        noise_root = None
+        if charter.ledger is not None:
+            kept.promise(t, digest_of(request), charter.ledger.rounds)
+            noise_root = kept.noise_root()
         ids = jnp.int32(self.number), jnp.bool_(bool(request.config.get("uploads", True))), jnp.int32(t)
         root = charters.first_key(int(request.config["seed"]))
         problem = (method, self._task, charter.channel, down, self._shards()[0], record)

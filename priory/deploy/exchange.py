@@ -4,6 +4,8 @@ A `Link` carries requests to nodes and brings replies back. Flower's grid is one
 nodes in this process (`deploy.loopback`). The sender of a reply is who the link says, never what the reply claims.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -53,6 +55,16 @@ class Link(Protocol):
 
     def ask(self, requests: Mapping[int, Request], timeout: float) -> Iterator[tuple[int, Reply]]:
         """Who answered and what, as it comes in, until all have or the time is up."""
+
+
+def digest_of(request: Request) -> str:
+    """A hash of all that decides the answer to a request; not of how often it was asked."""
+    config = {name: value for name, value in request.config.items() if name != "attempt"}
+    digest = hashlib.sha256(json.dumps([request.kind, config], sort_keys=True).encode())
+    for name in sorted(request.arrays):
+        digest.update(f"{name}\0{len(request.arrays[name])}\0".encode())
+        digest.update(request.arrays[name])
+    return digest.hexdigest()
 
 
 def sentence(text: str) -> str:

@@ -91,6 +91,13 @@ def configured(charter: Charter, config: Mapping[str, Any]) -> tuple[Charter, Op
         if not fits:
             raise UsageError(f"{name}={value!r} in the run-config should be of type {wanted.__name__}; correct it.")
     free = {name: config[name] for name in charters.FREE if name in config}
+    settings = charter.settings
+    if settings.dp is not None and any(getattr(settings, name) != value for name, value in free.items()):
+        given = ", ".join(f"{name}={value}" for name, value in free.items())
+        raise UsageError(
+            f"{given} differ from the app's rounds={settings.rounds}, seed={settings.seed}, on which its privacy "
+            "depends; make an app with others."
+        )
     rest = {name.replace("-", "_"): value for name, value in config.items() if name not in free}
     if not rest.get("out"):
         raise UsageError("out='' names no directory for the server's state; give one, as an absolute path.")

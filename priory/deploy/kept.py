@@ -2,6 +2,7 @@
 
     STATE/client-3/RUN/state-00000004.safetensors    its record after four rounds: posterior, and the channel's memory
     STATE/client-3/RUN/secret                        where its noise comes from; nobody else knows it
+    STATE/client-3/RUN/answered.json                 under differential privacy, the last question it has answered
     STATE/client-3/RUN/model/                        its personal model after the last round
 
 A file is replaced atomically and says what it is: client, run, charter, generation (how many rounds had been done) and
@@ -10,6 +11,7 @@ that is not after t, so that a round asked twice gives the same answer. Nothing 
 """
 
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -29,7 +31,7 @@ from priory.store import sync_directory, write_atomically
 
 NAME = re.compile(r"state-(\d{8})\.safetensors")
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-SECRET, MODEL = "secret", "model"
+SECRET, ANSWERED, MODEL = "secret", "answered.json", "model"
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,37 @@ class Kept:
     def noise_root(self) -> Key:
         """The root of this client's noise, drawn once a run; only who can read the file can take the noise away."""
         return secret_in(self.place / SECRET)
+
+    def promise(self, t: int, question: str, rounds: int) -> None:
+        """Spend the budget of round t on one question; raises for any other, and for a round that is past.
+
+        One answer a round is what the noise pays for: a server that asked a round twice, with two broadcasts, would
+        learn the difference of two messages under the same noise.
+
+        Args:
+            question: A digest of all that decides the answer.
+            rounds: Rounds that the budget allows.
+        """
+        path = self.place / ANSWERED
+        try:
+            last: dict[str, Any] = {"round": -1, "question": ""}
+            last = json.loads(path.read_text()) if path.exists() else last
+            before = (int(last["round"]), str(last["question"]))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise UsageError(f"{path} is damaged, so nothing is answered; forget the run to start anew.") from None
+        if not t < rounds:
+            raise UsageError(f"Round {t} is beyond the {rounds} that the privacy of client {self.client} allows.")
+        if t < before[0] or (t == before[0] and question != before[1]):
+            raise UsageError(
+                f"Client {self.client} has answered round {before[0]} and its privacy allows one answer a round; "
+                "start a new run, which is a new budget."
+            )
+        if (t, question) != before:
+            try:
+                self.place.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, json.dumps({"round": t, "question": question}) + "\n")
+            except OSError as error:
+                raise UsageError(f"{path} cannot be written ({error.strerror}), so nothing is answered.") from None
 
     def _load(self, generation: int, like: Any) -> tuple[Any, int]:
         """The record of a generation, and the generation that it came from."""

@@ -196,3 +196,54 @@ def test_an_evaluation_changes_no_state(deployed):
     before = {path.name: path.read_bytes() for path in kept_by(made).place.iterdir()}
     made.clients[100].answer(asked(made.charter, "evaluate", t=1))
     assert {path.name: path.read_bytes() for path in kept_by(made).place.iterdir()} == before
+
+
+# One answer a round is what differential privacy pays for.
+
+
+@pytest.fixture
+def private(deployed):
+    return deployed(dp="local", rounds=3, dp_noise=1.0, dp_delta=0.1)
+
+
+def other_broadcast(charter):
+    return jax.tree.map(lambda leaf: leaf + 1, first_broadcast(charter))
+
+
+def test_a_private_client_answers_the_same_question_with_the_same_bytes(private):
+    first = private.client(0).answer(asked(private.charter, t=1))
+    again = private.client(0).answer(asked(private.charter, t=1, attempt=2))
+    assert first.arrays
+    assert again.arrays == first.arrays
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda charter: asked(charter, t=1, down=other_broadcast(charter)),
+        lambda charter: asked(charter, t=1, seed=7),
+        lambda charter: asked(charter, t=0),
+    ],
+    ids=["another broadcast", "another seed", "an earlier round"],
+)
+def test_a_private_client_answers_no_other_question_of_a_round(private, question):
+    client = private.client(0)
+    client.answer(asked(private.charter, t=1))
+    reply = client.answer(question(private.charter))
+    assert not reply.arrays
+    assert "has answered round 1 and its privacy allows one answer a round; start a new run" in reply.error
+
+
+def test_a_private_client_answers_no_round_that_its_budget_does_not_hold(private):
+    reply = private.client(0).answer(asked(private.charter, t=3))
+    assert not reply.arrays
+    assert "Round 3 is beyond the 3 that the privacy of client 0 allows" in reply.error
+
+
+def test_a_private_client_whose_promises_are_lost_answers_nothing(private):
+    client = private.client(0)
+    client.answer(asked(private.charter, t=0))
+    (private.place / "node-0" / "client-0" / "run-1" / "answered.json").write_text("{")
+    reply = client.answer(asked(private.charter, t=1))
+    assert not reply.arrays
+    assert "is damaged, so nothing is answered" in reply.error
