@@ -333,8 +333,8 @@ def test_what_an_exception_says_stays_on_the_node(tmp_path, charter, monkeypatch
 
 def test_a_private_run_keeps_the_rounds_and_the_seed_of_its_app(deployed):
     charter = deployed(dp="local", rounds=3, dp_noise=1.0, dp_delta=0.1).charter
-    configured(charter, {"out": "x", "rounds": 3, "seed": charter.settings.seed})
+    flower.configured(charter, {"out": "x", "rounds": 3, "seed": charter.settings.seed})
     with pytest.raises(
         UsageError, match="rounds=4 differ from the app's rounds=3, seed=1, on which its privacy depends"
     ):
-        configured(charter, {"out": "x", "rounds": 4})
+        flower.configured(charter, {"out": "x", "rounds": 4})

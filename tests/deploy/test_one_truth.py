@@ -50,7 +50,5 @@ def test_clients_of_several_architectures_exchange_probabilities(deployed):
     made = deployed("fedbnn", num_clients=3, model=None, models="mlp:4,linear")
     server = made.server()
     server.go()
-    run = priory.simulate(
-        made.charter.method, made.federation, rounds=3, seed=1, eval_every=0, models="mlp:4,linear"
-    )
+    run = priory.simulate(made.charter.method, made.federation, rounds=3, seed=1, eval_every=0, models="mlp:4,linear")
     assert_same_server(server.server, run.server)
