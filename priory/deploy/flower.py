@@ -7,7 +7,6 @@ processes. Its `Context.state` is not used, since it is lost when a node restart
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +53,11 @@ def client_app(directory: Path, examples: ReadExamples) -> ClientApp:
     """The ClientApp of the app in a directory; `examples` reads the rows of a node from what its node-config says."""
     app = ClientApp()
 
-    @cache
-    def client_of(named: tuple[tuple[str, Any], ...]) -> Client:
-        charter, node = charters.load(directory), dict(named)
-        number = node.get("partition-id")
-        if not isinstance(number, int):
-            raise UsageError(f"partition-id={number!r} is no client's number; start its node with one.")
-        return Client(charter, number, lambda: examples(node, charter), state_directory(node))
-
     def answer(message: Message, context: Context) -> Message:
         keep_compiled()
         request = request_of(message)
         try:
-            reply = client_of(tuple(sorted(context.node_config.items()))).answer(request)
+            reply = _client_of(directory, examples, dict(context.node_config)).answer(request)
         except UsageError as error:
             reply = _failure(request, sentence(str(error)))
         except Exception as error:  # what a stranger's exception says may hold a row, so it stays here
@@ -77,6 +68,20 @@ def client_app(directory: Path, examples: ReadExamples) -> ClientApp:
     for kind in (app.train, app.evaluate, app.query):
         kind()(answer)
     return app
+
+
+def _client_of(directory: Path, examples: ReadExamples, node: dict[str, Any]) -> Client:
+    """The client of a node, made once a process: Flower's simulation pickles an app anew for every message."""
+    named = directory, tuple(sorted(node.items()))
+    if named not in _CLIENTS:
+        charter, number = charters.load(directory), node.get("partition-id")
+        if not isinstance(number, int):
+            raise UsageError(f"partition-id={number!r} is no client's number; start its node with one.")
+        _CLIENTS[named] = Client(charter, number, lambda: examples(node, charter), state_directory(node))
+    return _CLIENTS[named]
+
+
+_CLIENTS: dict[tuple[Path, tuple[tuple[str, Any], ...]], Client] = {}
 
 
 def configured(charter: Charter, config: Mapping[str, Any]) -> tuple[Charter, Operations]:

@@ -1,0 +1,185 @@
+"""FedAvg on MNIST with clients that lie, with and without robust aggregation; prints the table of docs/deploy.
+
+    PRIORY_DATA=... python bench/robust.py                       runs what is missing, then prints
+    PRIORY_DATA=... python bench/robust.py --estimate            only says what is missing and how long it would take
+    PRIORY_DATA=... python bench/robust.py --only iid-sign-median-0     one cell, made again if it is there
+
+50 clients, all of them in every round, over the link of a deployed federation in one process: what is sent is encoded,
+decoded and screened as it would be on a network. A fifth of the clients lies about what it has learned, payload −
+broadcast: with its sign turned (`sign`) or a hundred times as large (`large`); `clean` has no liars. Partitions are iid
+and shards:5 (five labels or fewer a client). Seed s is that of the partition and of the run, so runs are paired within
+a seed. Every finished cell is a JSON file of its own with the command that makes it again.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from cells import Column, mean_of, run_missing
+
+import priory
+from priory.cli.compare import methods_from
+from priory.deploy import charter as charters
+from priory.deploy import wire
+from priory.deploy.charter import Charter
+from priory.deploy.client import Client
+from priory.deploy.examples import of_client
+from priory.deploy.exchange import Reply, Request
+from priory.deploy.loopback import Loopback
+from priory.deploy.server import Operations, Server
+from priory.engine.compilation import keep_compiled
+from priory.engine.settings import Settings
+from priory.fed.method import Message
+
+CELLS = Path(__file__).parents[1] / "docs" / "deploy" / "robust"
+CLIENTS, LIARS, ROUNDS, MODEL = 50, 10, 20, "mlp:100"
+METHOD = "fedavg:step-size=0.1,finetune-epochs=0"
+FACTORS = {"clean": None, "sign": -1.0, "large": 100.0}  # what liars multiply payload − broadcast with
+RULES = ("mean", "median", "trimmed:0.25", "krum", "norm-clip:1")
+REQUIRED = ("mean", "median", "trimmed:0.25")  # more seeds of these on iid
+SECONDS = 35  # about, for a cell on one core
+ACCURACY = Column(("global", "accuracy"), 100, 2)
+
+
+@dataclass
+class Liars(Loopback):
+    """A link on which some clients send a multiple of what they have learned."""
+
+    charter: Charter | None = None
+    factor: float | None = None
+    liars: frozenset[int] = frozenset()
+
+    def ask(self, requests: Mapping[int, Request], timeout: float) -> Iterator[tuple[int, Reply]]:
+        for node, reply in super().ask(requests, timeout):
+            lies = requests[node].kind == "train" and self.clients[node].number in self.liars
+            yield node, self._lie(requests[node], reply) if lies and self.factor is not None else reply
+
+    def _lie(self, request: Request, reply: Reply) -> Reply:
+        assert self.charter is not None
+        down = wire.decode(request.arrays, {"down": self.charter.contact().down})["down"]
+        sent: Message = wire.decode(reply.arrays, self.charter.uplink)
+        payload = jax.tree.map(lambda to, at: at + np.float32(self.factor) * (to - at), sent.payload, down)
+        return replace(reply, arrays=wire.encode(Message(payload, sent.weight)))
+
+
+def deployed(
+    federation: Any, method: Any, factor: float | None, liars: int, directory: Path, **settings: Any
+) -> dict[str, Any]:
+    """The summary of a deployed federation in which the first so many clients lie; cells of iid clients are alike."""
+    charter = charters.make(method, federation, Settings(**settings))
+    clients = {
+        number: Client(charter, number, lambda number=number: of_client(federation, number), directory / f"{number}")
+        for number in range(federation.num_clients)
+    }
+    link = Liars(clients, charter, factor, frozenset(range(liars)))
+    return Server(charter, link, Operations(directory / "server")).go()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run."""
+
+    partition: str
+    attack: str
+    rule: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.partition}-{self.attack}-{self.rule}-{self.seed}".replace(":", "")
+
+    @property
+    def path(self) -> Path:
+        return CELLS / f"{self.name}.json"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        robust = None if self.rule == "mean" else self.rule
+        return {"rounds": ROUNDS, "seed": self.seed, "eval_every": 0, "model": MODEL, "robust": robust}
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """All that makes the run what it is."""
+        deal = {"spec": self.partition, "clients": CLIENTS, "seed": self.seed}
+        liars = {"factor": FACTORS[self.attack], "liars": LIARS}
+        return {"method": METHOD, "data": "mnist", "partition": deal, "attack": liars, "run": self.settings}
+
+    @property
+    def is_current(self) -> bool:
+        return self.path.exists() and self.summary()["cell"] == json.loads(json.dumps(self.told))
+
+    def run(self) -> None:
+        keep_compiled()
+        federation = priory.data.load("mnist").partition(**self.told["partition"])
+        method = methods_from([METHOD], {})[METHOD]
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory() as directory:
+            summary = deployed(federation, method, FACTORS[self.attack], LIARS, Path(directory), **self.settings)
+        origin = {"command": f"python bench/robust.py --only {self.name}", "version": priory.__version__}
+        origin |= {"data_checksum": federation.checksum, "seconds_in_all": round(time.perf_counter() - started, 1)}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({**origin, "cell": self.told, **summary}, indent=2) + "\n")
+
+    def summary(self) -> dict[str, Any]:
+        return json.loads(self.path.read_text())
+
+
+def seeds_of(partition: str, rule: str) -> tuple[int, ...]:
+    return (0, 1, 2) if partition == "iid" and rule in REQUIRED else (0,)
+
+
+def cells() -> list[Cell]:
+    """All of them, the required ones first."""
+    rules = sorted(RULES, key=lambda rule: rule not in REQUIRED)
+    return [
+        Cell(partition, attack, rule, seed)
+        for partition in ("iid", "shards:5")
+        for rule in rules
+        for attack in FACTORS
+        for seed in seeds_of(partition, rule)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--estimate", action="store_true", help="run nothing")
+    parser.add_argument("--only", nargs="+", choices=[cell.name for cell in cells()], help="which cells")
+    parser.add_argument("--print", action="store_true", help="run nothing, and print what is there")
+    options = parser.parse_args()
+    chosen = [cell for cell in cells() if options.only is None or cell.name in options.only]
+    for cell in chosen if options.only else ():
+        cell.path.unlink(missing_ok=True)
+    if not options.print:
+        run_missing(chosen, SECONDS, options.estimate)
+    if not options.estimate and not options.only:
+        print_table()
+
+
+def print_table() -> None:
+    """Accuracy of the server's model, in per cent, with standard errors over the seeds where there are several."""
+    for partition in ("iid", "shards:5"):
+        print(f"\n| {partition} | {' | '.join(FACTORS)} | less than clean |")
+        print("|---" * (len(FACTORS) + 2) + "|")
+        for rule in RULES:
+            found = {
+                attack: [Cell(partition, attack, rule, seed).summary() for seed in seeds_of(partition, rule)]
+                for attack in FACTORS
+            }
+            shown = [mean_of(summaries, ACCURACY) for summaries in found.values()]
+            accuracy = {attack: [100 * one["global"]["accuracy"] for one in found[attack]] for attack in found}
+            lost = [
+                max(clean - lied for clean, lied in zip(accuracy["clean"], accuracy[attack], strict=True))
+                for attack in ("sign", "large")
+            ]
+            print(f"| {rule} | {' | '.join(shown)} | at most {lost[0]:.2f} and {lost[1]:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
