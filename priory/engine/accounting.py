@@ -16,6 +16,7 @@ a state, since who took whose place in an earlier round then shows in what they 
 such clients that is cut so often that δ could see it).
 """
 
+import dataclasses
 import importlib
 import math
 import warnings
@@ -329,7 +330,8 @@ def _check_company(chosen: Settings, mode: str, method: Any, name: str, channel:
     if getattr(method, "pools", False):
         raise UsageError(f"{said} protects what clients send, but {name} pools their data; leave it out.")
     if mode == "central" and not method.linear:
-        form = ", or its linear form (--linear)" if "linear" in getattr(method, "__dataclass_fields__", {}) else ""
+        has_form = any(field.name == "linear" for field in dataclasses.fields(method))
+        form = ", or its linear form (--linear)" if has_form else ""
         raise UsageError(f"{said} releases a sum, but {name} is not linear: it needs them all; use --dp local{form}.")
     if chosen.compress is not None:
         raise UsageError(f"{said} and compress={chosen.compress} both change what is sent; give one of them.")
