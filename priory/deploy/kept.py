@@ -87,7 +87,7 @@ class Kept:
         packed = {name or ".": np.asarray(array, order="C") for name, array in pack(record).items()}
         told = {"generation": str(generation), "came_from": str(came_from), "sha256": _checksum(packed)}
         try:
-            self.place.mkdir(parents=True, exist_ok=True)
+            self.place.mkdir(mode=0o700, parents=True, exist_ok=True)  # nobody else on this machine
             write_atomically(self._path(generation), save(packed, {**self._identity(), **told}))
         except OSError as error:
             raise UsageError(
@@ -132,7 +132,7 @@ class Kept:
             )
         if (t, question) != before:
             try:
-                self.place.mkdir(parents=True, exist_ok=True)
+                self.place.mkdir(mode=0o700, parents=True, exist_ok=True)  # nobody else on this machine
                 write_atomically(path, json.dumps({"round": t, "question": question}) + "\n")
             except OSError as error:
                 raise UsageError(f"{path} cannot be written ({error.strerror}), so nothing is answered.") from None
@@ -172,7 +172,7 @@ def secret_in(path: Path) -> Key:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             draft.touch(mode=0o600)  # before anything is in it
             with draft.open("w") as handle:
                 handle.write(secrets.token_hex(16) + "\n")

@@ -237,3 +237,8 @@ def test_forgetting_deletes_all_runs_of_a_client_and_of_no_other(kept, tmp_path)
 def test_there_is_nothing_to_forget_of_a_client_that_keeps_nothing(tmp_path):
     with pytest.raises(UsageError, match="client-8 is no directory"):
         forget(tmp_path, 8)
+
+
+def test_what_a_client_keeps_can_be_read_by_nobody_else(kept):
+    after(kept, 1)
+    assert stat.S_IMODE(kept.place.stat().st_mode) == 0o700
