@@ -44,11 +44,16 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"priory {priory.__version__}")
         return 0
     name, *rest = arguments
-    if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(COMMANDS)}."
-        raise UsageError(f"{name!r} is not a command of priory; {hint}")
-    return COMMANDS[name][1](rest)
+    return find(name, COMMANDS, "priory")[1](rest)
+
+
+def find(name: str, commands: "Commands", owner: str) -> tuple[str, Callable[[Sequence[str]], int]]:
+    """The command of that name, with a sentence for one that does not exist."""
+    if name not in commands:
+        close = difflib.get_close_matches(name, commands, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(commands)}."
+        raise UsageError(f"{name!r} is not a command of {owner}; {hint}")
+    return commands[name]
 
 
 # Each command is imported when it is called, so that `priory --help` answers at once.
@@ -148,7 +153,8 @@ def _datasets(argv: Sequence[str]) -> int:
     return listings.datasets(argv)
 
 
-COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+Commands = dict[str, tuple[str, Callable[[Sequence[str]], int]]]
+COMMANDS: Commands = {
     "run": ("train a method on a federation, or run a manifest again", _run),
     "compare": ("train several methods on the same federation and print one table", _compare),
     "tune": ("choose hyper-parameters on validation splits", _tune),

@@ -1,9 +1,8 @@
 """`priory flower`: a federation on a real network, its app, its keys, its state."""
 
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from priory.core.errors import UsageError
+from priory.cli.app import Commands, find
 
 
 def flower(argv: Sequence[str]) -> int:
@@ -12,11 +11,7 @@ def flower(argv: Sequence[str]) -> int:
         print(_usage())
         return 0 if argv else 2
     name, *rest = argv
-    if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(COMMANDS)}."
-        raise UsageError(f"{name!r} is not a command of priory flower; {hint}")
-    return COMMANDS[name][1](rest)
+    return find(name, COMMANDS, "priory flower")[1](rest)
 
 
 def _init(argv: Sequence[str]) -> int:
@@ -49,7 +44,7 @@ def _forget(argv: Sequence[str]) -> int:
     return forget.forget(argv)
 
 
-COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+COMMANDS: Commands = {
     "init": ("write a Flower app that trains a method, to read, change and run with `flwr run`", _init),
     "up": ("start a whole federation on this machine, with TLS and keys, run it and take it down", _up),
     "keys": ("make certificates for a server and keys for its nodes", _keys),
