@@ -30,7 +30,7 @@ from priory.fed import privacy, schedule, screen
 from priory.fed.method import Channel, Info, Message, Task
 from priory.fed.robust import Rule, centre
 from priory.fed.shard import Shard, Shards
-from priory.fed.visit import COUNTED, HEARD, KEPT, Doubt, Record, Visited, visit
+from priory.fed.visit import COUNTED, EMPTY, HEARD, KEPT, REJECTED, Doubt, Record, Visited, visit
 
 AXIS = "clients"
 # XLA on a CPU would interleave independent operations of a client's step over all cores. The devices already share out
@@ -276,7 +276,8 @@ def _round(
         if isinstance(channel, privacy.Noised) and channel.canaries is not None:
             scores = _heard(channel.canaries, slots.ids, info.pop(HEARD))
     server, server_info = method.aggregate(tasks[0], server, messages, rng.key(root, Stream.SERVER, t))
-    info = _mean_info(info, (status == COUNTED) | (status == KEPT))
+    # Figures of an update that is too large tell what is wrong with it; one that is not finite has none to tell.
+    info = _mean_info(info, (status != EMPTY) & (status != REJECTED))
     return server, here, Trace(slots.ids, status, {**info, **server_info, **left_out}, scores)
 
 
@@ -389,7 +390,7 @@ def _stack_of_one(tree: Any) -> Any:
 
 
 def _mean_info(info: Info, ran: Array) -> Info:
-    """Means over the clients that ran; NaN when none did."""
+    """Means over the clients that ran and have figures; NaN when none did."""
     num = jnp.sum(ran)
     return {
         name: jnp.where(num > 0, jnp.sum(jnp.where(ran, values, 0)) / num, jnp.nan) for name, values in info.items()

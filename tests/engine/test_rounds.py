@@ -144,7 +144,8 @@ def test_a_client_whose_state_is_spoilt_keeps_the_old_one_and_is_left_out(simula
 
 def test_an_update_above_max_norm_is_rejected_and_named_and_a_new_limit_compiles_nothing(simulate, state, sizes):
     biggest, norm = int(sizes.argmax()), float(np.sort(sizes)[-2:].mean())
-    simulate(Ledger(), cohort=6)
+    for _ in range(2):  # the first run of a process leaves an entry of its own, whatever the limits
+        simulate(Ledger(), cohort=6)
     before = run_block._cache_size()
     run = simulate(Ledger(), cohort=6, max_norm=norm)
     assert run_block._cache_size() == before
