@@ -23,6 +23,7 @@ from priory.methods.fedbabu import FedBABU
 from priory.methods.fedbnn import FedBNN
 from priory.methods.fedhb_mixture import FedHBMixture
 from priory.methods.fedhb_niw import FedHBNIW
+from priory.methods.fedpa import FedPA
 from priory.methods.fedpop import FedPop
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
@@ -43,6 +44,7 @@ __all__ = [
     "FedBNN",
     "FedHBMixture",
     "FedHBNIW",
+    "FedPA",
     "FedPop",
     "FedProx",
     "FedRep",

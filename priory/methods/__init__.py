@@ -11,6 +11,7 @@ from priory.methods.fedbabu import FedBABU
 from priory.methods.fedbnn import FedBNN
 from priory.methods.fedhb_mixture import FedHBMixture
 from priory.methods.fedhb_niw import FedHBNIW
+from priory.methods.fedpa import FedPA
 from priory.methods.fedpop import FedPop
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
@@ -28,6 +29,7 @@ REGISTRY: dict[str, type[Any]] = {
     "fedbabu": FedBABU,
     "fedrep": FedRep,
     "ditto": Ditto,
+    "fedpa": FedPA,
     "fedhb-niw": FedHBNIW,
     "fedhb-mixture": FedHBMixture,
     "pfedbayes": PFedBayes,

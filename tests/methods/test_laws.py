@@ -82,6 +82,8 @@ def method_of(name: str) -> Any:
         # FedPop's message is a gradient summed over examples: with heads as large as 1 the rounding errors of its zeros
         # (again the bias before a batch norm) are larger than the tolerance.
         method = replace(method, prior_sd=0.1)
+    if name == "fedpa":
+        method = replace(method, burn_in=0)  # two samples
     if hasattr(method, "width"):
         method = replace(method, width=8)  # the first memory of the channel grows with a leaf; of 4 units all are dead
     return replace(method, rho=0.0) if hasattr(method, "rho") else method
