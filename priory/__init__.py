@@ -30,6 +30,7 @@ from priory.methods.fedrep import FedRep
 from priory.methods.fedvi import FedVI
 from priory.methods.local import Local
 from priory.methods.pfedbayes import PFedBayes
+from priory.methods.pfedme import PFedMe
 from priory.methods.pooled import Pooled
 from priory.methods.sfedbayes import SFedBayes
 
@@ -53,6 +54,7 @@ __all__ = [
     "Local",
     "Optimiser",
     "PFedBayes",
+    "PFedMe",
     "PersonalModel",
     "Pooled",
     "Prediction",

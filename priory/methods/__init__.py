@@ -18,6 +18,7 @@ from priory.methods.fedrep import FedRep
 from priory.methods.fedvi import FedVI
 from priory.methods.local import Local
 from priory.methods.pfedbayes import PFedBayes
+from priory.methods.pfedme import PFedMe
 from priory.methods.pooled import Pooled
 from priory.methods.sfedbayes import SFedBayes
 
@@ -29,6 +30,7 @@ REGISTRY: dict[str, type[Any]] = {
     "fedbabu": FedBABU,
     "fedrep": FedRep,
     "ditto": Ditto,
+    "pfedme": PFedMe,
     "fedpa": FedPA,
     "fedhb-niw": FedHBNIW,
     "fedhb-mixture": FedHBMixture,
