@@ -20,9 +20,10 @@ RANKS = {
     **dict.fromkeys(["certificate", "effects", "uncertainty", "track"], 6),
     **dict.fromkeys(["engine", "tune", "deploy"], 7),
     **dict.fromkeys(["report", "calibration", "estimator"], 8),
-    "": 9,  # priory/__init__.py, which gathers the public names
-    **dict.fromkeys(["cli"], 10),
-    **dict.fromkeys(["__main__"], 11),
+    **dict.fromkeys(["reproduce"], 9),
+    "": 10,  # priory/__init__.py, which gathers the public names
+    **dict.fromkeys(["cli"], 11),
+    **dict.fromkeys(["__main__"], 12),
 }
 SIDEWAYS = {("tune", "engine"), ("deploy", "engine")}  # the only arrows allowed between layers of one rank
 

@@ -93,6 +93,12 @@ def _effects(argv: Sequence[str]) -> int:
     return effects.effects(argv)
 
 
+def _reproduce(argv: Sequence[str]) -> int:
+    from priory.cli import reproduce
+
+    return reproduce.reproduce_command(argv)
+
+
 def _report(argv: Sequence[str]) -> int:
     from priory.cli import report
 
@@ -160,6 +166,7 @@ COMMANDS: Commands = {
     "tune": ("choose hyper-parameters on validation splits", _tune),
     "resume": ("go on with a run from its last checkpoint", _resume),
     "report": ("write one HTML file on runs: scores, calibration, clients, uncertainty", _report),
+    "reproduce": ("make published tables again, ours beside theirs", _reproduce),
     "elbo": ("bound the evidence of a run from below, where its method can", _elbo),
     "effects": ("print the random effects of a run's clients, where its method has any", _effects),
     "onboard": ("give a client that comes later a model: from its labels, its inputs alone, or nothing", _onboard),

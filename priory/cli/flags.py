@@ -22,7 +22,6 @@ from priory.fed import schedule
 
 REQUIRED = tyro.MISSING
 PANEL_EXIT = 2  # what tyro exits with after its panel
-RENAMED = {"kind": "optimiser"}  # `--kind adam` would not say of what
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def flags_of(value: Any, path: tuple[str, ...] = ()) -> list[Flag]:
         if dataclasses.is_dataclass(current):
             found += flags_of(current, here)
         else:
-            name = RENAMED.get(field.name, field.name)
+            name = schedule.RENAMED.get(field.name, field.name)
             is_static = bool(field.metadata.get("static"))
             found.append(Flag(name, here, hints[field.name], current, texts.get(field.name, ""), is_static))
     twice = {flag.name for flag in found if sum(other.name == flag.name for other in found) > 1}

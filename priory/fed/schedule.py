@@ -17,6 +17,7 @@ from jax import Array
 from priory.core.errors import UsageError
 from priory.core.struct import replace
 
+RENAMED = {"kind": "optimiser"}  # `--kind adam` would not say of what
 SYNTAX = "FIELD=step:FACTOR@FRACTION[,FRACTION...], FIELD=cosine[:END] or FIELD=linear[:END]"
 
 
@@ -85,6 +86,18 @@ def traced_fields(method: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[s
             yield from traced_fields(value, path)
         elif value is not None:  # left for the method to choose
             yield path
+
+
+def paths_of(method: Any, prefix: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
+    """The paths of all settings of a method, static ones too, by the name that a user types."""
+    found: dict[str, tuple[str, ...]] = {}
+    for field in dataclasses.fields(method):
+        value, path = getattr(method, field.name), (*prefix, field.name)
+        if dataclasses.is_dataclass(value):
+            found |= paths_of(value, path)
+        else:
+            found[RENAMED.get(field.name, field.name)] = path
+    return found
 
 
 def find(method: Any, name: str) -> tuple[str, ...]:

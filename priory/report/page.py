@@ -18,7 +18,7 @@ from priory.report.numbers import Group, group, is_regression
 from priory.report.sections import Section, calibration, convergence, doubt, headline
 from priory.store import write_atomically
 
-__all__ = ["check_drawing", "render", "write"]
+__all__ = ["check_drawing", "document", "render", "write"]
 
 # Nothing may be loaded, whatever the page holds; Vega compiles its expressions, hence 'unsafe-eval'.
 POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -94,18 +94,9 @@ def render(groups: Sequence[Group], notices: Sequence[str] = ()) -> str:
     sections = [section for section in sections if section.body]
     title = ", ".join(one.label for one in groups)
     title = title if len(title) <= MOST_TITLE else f"{len(groups)} kinds of run"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"Priory: {title}"),
-        element("style", Html(_resource("page.css"))),
-    )
     specs = {figure.name: figure.spec for section in sections for figure in section.figures}
-    body = element(
-        "body",
+    return _whole(
+        f"Priory: {title}",
         element(
             "header", element("h1", f"Priory: {title}"), *_about(groups), *(note(one, "warning") for one in notices)
         ),
@@ -121,7 +112,25 @@ def render(groups: Sequence[Group], notices: Sequence[str] = ()) -> str:
         script(_vega()),
         script(_resource("page.js")),
     )
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+
+
+def document(title: str, body: Sequence[Html]) -> str:
+    """The HTML of a page in the dress of a report, without figures."""
+    return _whole(title, element("header", element("h1", title)), element("main", *body))
+
+
+def _whole(title: str, *body: Html) -> str:
+    """A page that loads nothing."""
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", title),
+        element("style", Html(_resource("page.css"))),
+    )
+    return f"<!doctype html>\n{element('html', head, element('body', *body), lang='en')}\n"
 
 
 def _section(section: Section) -> Html:

@@ -1,0 +1,200 @@
+"""Cells of a table: one run each, kept as a JSON file of its own with its manifest and the command that makes it."""
+
+import dataclasses
+import json
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from priory import data, methods
+from priory.core.errors import UsageError
+from priory.data import Federation
+from priory.engine import Listener, Settings, manifest, resume, settings, simulate
+from priory.engine.run import NEWCOMERS, Run
+from priory.fed import schedule
+from priory.reproduce import measures
+from priory.reproduce.definition import Block, Definition, Row
+from priory.store import RunDirectory, write_atomically
+
+__all__ = ["Cell", "Federations", "cells_of"]
+
+RUNNING = ".running"  # where runs that are not finished keep their checkpoints
+
+
+class Federations:
+    """Federations by what was asked for; the last one is kept, since the cells of a block share it."""
+
+    def __init__(self) -> None:
+        self._asked, self._made = "", None  # type: tuple[str, Federation | None]
+
+    def __call__(self, spec: dict[str, Any]) -> Federation:
+        """The federation of a data table."""
+        asked = json.dumps(spec, sort_keys=True)
+        if self._made is None or asked != self._asked:
+            self._made = None  # before the next one is made: two at once may not fit
+            self._asked, self._made = asked, data.from_spec(spec)
+        return self._made
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a table."""
+
+    definition: Definition
+    block: Block
+    row: Row
+    seed: int
+    out: Path
+
+    @property
+    def path(self) -> Path:
+        """Where its summary is kept."""
+        words = [self.row.key, str(self.seed)]
+        if len(self.block.title) > 0:
+            words.insert(0, self.block.key)
+        return self.out / self.definition.directory / f"{'-'.join(words)}.json"
+
+    @cached_property
+    def method(self) -> Any:
+        """The method with its settings."""
+        shared = self.definition.method | self.block.method if self.row.shared else {}
+        return _method(self.row.method, shared | self.row.settings)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """How it is run."""
+        asked = self.definition.run | self.block.run | self.row.run
+        return settings.make({"eval_every": 0, **asked, "seed": self.seed})
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The data set and the arguments of its partition."""
+        asked = self.definition.data | self.block.data | self.row.data
+        return {**asked, "data": str(asked["data"]).format(seed=self.seed), "seed": self.seed}
+
+    @property
+    def command(self) -> str:
+        """The command that makes the run again."""
+        given: dict[str, Any] = {"data_seed" if name == "seed" else name: value for name, value in self.data.items()}
+        default = Settings()
+        for name, value in dataclasses.asdict(self.settings).items():
+            if value != getattr(default, name):
+                given[name] = value
+        words = ["priory", "run", self.row.method, *_flags(_changed(self.method)), *_flags(given)]
+        return shlex.join(words)
+
+    def kept(self) -> dict[str, Any] | None:
+        """What the run ended with; None where it was not run, or with other settings."""
+        if not self.path.exists():
+            return None
+        try:
+            found: dict[str, Any] = json.loads(self.path.read_text())
+            there = found["manifest"]
+            hyper = dict(there["method"])
+            same = (
+                hyper.pop("name") == self.row.method
+                and manifest.from_table(type(self.method), hyper) == self.method
+                and settings.make(there["run"]) == self.settings
+                and there["data"] == self.data
+            )
+        except (ValueError, KeyError, TypeError, UsageError):
+            return None
+        return found if same else None
+
+    def run(
+        self,
+        federations: Federations,
+        listener: Listener | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Any] | None:
+        """What the run ended with, written to its file; None if it was stopped, and then it goes on from there."""
+        federation, place = federations(self.data), self.path.parent / RUNNING / self.path.stem
+        if (place / "manifest.toml").exists() and self._is_same(place, federation):
+            run = resume(place, federation=federation, listener=listener, stop=stop)
+        else:
+            shutil.rmtree(place, ignore_errors=True)
+            asked = dataclasses.asdict(self.settings)
+            run = simulate(self.method, federation, out=place, listener=listener, stop=stop, **asked)
+        if run.completed < run.session.last_round:
+            return None
+        found = self._record(run, RunDirectory(place).manifest()["environment"])
+        write_atomically(self.path, json.dumps(found, indent=1) + "\n")
+        shutil.rmtree(place, ignore_errors=True)
+        return found
+
+    def _is_same(self, place: Path, federation: Federation) -> bool:
+        """Whether the directory holds this very run; what is left of an older definition does not count."""
+        try:
+            recipe = manifest.read(RunDirectory(place).manifest(), federation)
+        except UsageError:
+            return False
+        return recipe.method == self.method and recipe.settings == self.settings
+
+    def _record(self, run: Run, environment: dict[str, Any]) -> dict[str, Any]:
+        table = manifest.describe(self.method, run.federation, self.settings, has_model=True)
+        measure = self.definition.measure
+        return {
+            "table": self.definition.name,
+            "manifest": {"method": table["method"], "run": table["run"], "data": self.data, "environment": environment},
+            "command": self.command,
+            **run.summary(),
+            "curve": [_curve_point(line) for line in run.history],
+            **({"measured": measures.of(measure, run)} if measure else {}),
+        }
+
+
+def cells_of(definition: Definition, out: Path) -> list[Cell]:
+    """The cells of a table, seed by seed within a block, so that methods are paired early."""
+    return list(_cells(definition, out))
+
+
+def _cells(definition: Definition, out: Path) -> Iterator[Cell]:
+    for block in definition.blocks:
+        for seed in range(block.seeds):
+            for row in definition.rows:
+                if row.key in block.rows:
+                    yield Cell(definition, block, row, seed, out)
+
+
+def _method(name: str, flat: dict[str, Any]) -> Any:
+    """The method with settings given by flag name."""
+    cls = methods.get(name)
+    paths = schedule.paths_of(cls())
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        path = paths.get(key.replace("-", "_"))
+        if path is None:
+            raise UsageError(f"{key} is not a setting of {name}; choose from {', '.join(paths)}.")
+        place = nested
+        for part in path[:-1]:
+            place = place.setdefault(part, {})
+        place[path[-1]] = value
+    return manifest.from_table(cls, nested)
+
+
+def _changed(method: Any) -> dict[str, Any]:
+    """The settings of a method that are not its defaults, by flag name."""
+    default, paths = type(method)(), schedule.paths_of(method)
+    values = {name: (schedule.get(method, path), schedule.get(default, path)) for name, path in paths.items()}
+    return {name: value for name, (value, usual) in values.items() if value != usual}
+
+
+def _flags(values: dict[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+            continue
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            yield from (f"--{flag}", str(one))
+
+
+def _curve_point(line: dict[str, Any]) -> dict[str, float]:
+    """Round, and the accuracy (of a regression, RMSE) of each part that was scored at one evaluation."""
+    parts = [part for part in ("personal", "global", *NEWCOMERS) if line.get(part)]
+    score = "accuracy" if any("accuracy" in line[part] for part in parts) else "rmse"
+    return {"round": line["round"], **{part: round(line[part][score], 4) for part in parts}}

@@ -1,0 +1,209 @@
+"""Definitions: which runs make a published table again, and what was published. One TOML file each, in `tables/`.
+
+    paper, title        where the numbers were published, and what the table shows
+    reduced             what is smaller here than in the paper, in sentences
+    notes               what is to be known of the outcome, in sentences
+    seeds, seconds      seeds of a cell, and about how long one takes on two cores before any was measured
+    measure             a function of `measures`, for figures that no summary has
+    cells               the definition whose cells these are, where two tables are made of the same runs
+    [columns]           heading = "dotted.name" of a number in a summary, or {at, factor, digits}
+    [data]              data = the data set, and the arguments of `partition`; {seed} stands for the seed
+    [run]               settings of the runs
+    [method]            settings that all methods share, by flag name
+    [[block]]           a part of the table: key, title, and data, run, method, seeds of its own; rows = some of them
+    [[row]]             key, label, method, set = its own settings, data and run of its own; shared = false does without
+                        [method]; blocks = some of them; published = {BLOCK = {HEADING = number or [number, error]}}
+    [quick]             seeds, rows, blocks, data, run and method of the short form
+
+The seed is that of the partition and of the run, so methods are paired within a seed.
+"""
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from priory.core.errors import UsageError
+from priory.data import checks
+
+__all__ = ["Block", "Column", "Definition", "Row", "names", "read"]
+
+PERCENT, PLAIN = (100.0, 2), (1.0, 4)
+SHAPES = {"accuracy": PERCENT, "mean": PERCENT, "worst": PERCENT, "p10": PERCENT, "rmse": (1.0, 3)}
+ONLY = "all"  # the key of the block of a definition that names none
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of a summary: its dotted name, and how it is written."""
+
+    heading: str
+    at: str
+    factor: float
+    digits: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a table: one federation and one way of running it."""
+
+    key: str
+    title: str
+    seeds: int
+    rows: tuple[str, ...]
+    data: Table = field(default_factory=dict)
+    run: Table = field(default_factory=dict)
+    method: Table = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method of a table with its own settings, and what was published of it by block and heading."""
+
+    key: str
+    label: str
+    method: str
+    settings: Table = field(default_factory=dict)
+    shared: bool = True
+    data: Table = field(default_factory=dict)
+    run: Table = field(default_factory=dict)
+    seconds: float | None = None
+    published: dict[str, dict[str, tuple[float, float | None]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A published table, and the runs that make it again."""
+
+    name: str
+    paper: str
+    title: str
+    seconds: float
+    columns: tuple[Column, ...]
+    blocks: tuple[Block, ...]
+    rows: tuple[Row, ...]
+    directory: str
+    reduced: str = ""
+    notes: tuple[str, ...] = ()
+    measure: str | None = None
+    data: Table = field(default_factory=dict)
+    run: Table = field(default_factory=dict)
+    method: Table = field(default_factory=dict)
+    is_quick: bool = False
+    has_quick: bool = False
+
+    def places(self) -> Iterator[tuple[Block, Row]]:
+        """Every method of every block, in the order of the table."""
+        for block in self.blocks:
+            for row in self.rows:
+                if row.key in block.rows:
+                    yield block, row
+
+    @property
+    def data_sets(self) -> tuple[str, ...]:
+        """The data sets that are read, without arguments."""
+        found: dict[str, None] = {}
+        for block, row in self.places():
+            data = self.data | block.data | row.data
+            found[str(data["data"]).partition(":")[0]] = None
+            mixed = str(data.get("transform", ""))
+            if mixed.startswith("mix:"):
+                found[mixed.removeprefix("mix:")] = None
+        return tuple(found)
+
+
+def names() -> list[str]:
+    """The definitions, by name."""
+    return sorted(
+        path.name.removesuffix(".toml") for path in files(__package__).joinpath("tables").iterdir() if _is_table(path)
+    )
+
+
+@cache
+def read(name: str, quick: bool = False, seeds: int | None = None) -> Definition:
+    """The definition of that name, in its short form where that is wanted, and with so many seeds in every block."""
+    if name not in names():
+        raise checks.unknown("table", name, names())
+    table = tomllib.loads(files(__package__).joinpath("tables", f"{name}.toml").read_text())
+    if quick and "quick" not in table:
+        raise UsageError(f"{name} has no short form; leave out --quick.")
+    return parse(name, table, table["quick"] if quick else None, seeds)
+
+
+def parse(name: str, table: Table, quick: Table | None = None, seeds: int | None = None) -> Definition:
+    """A definition from the table of its file."""
+    short: Table = quick or {}
+    defaults: Table = {"seeds": 1, "seconds": 60.0} | table | short
+    keys = [row["key"] for row in table["row"] if row["key"] in short.get("rows", [row["key"]])]
+
+    def block(one: Table) -> Block:
+        rows = tuple(
+            row["key"]
+            for row in table["row"]
+            if row["key"] in keys
+            and row["key"] in one.get("rows", keys)
+            and one["key"] in row.get("blocks", [one["key"]])
+        )
+        own: int = defaults["seeds"] if quick or "seeds" not in one else one["seeds"]
+        return Block(
+            one["key"],
+            one.get("title", ""),
+            own if seeds is None else seeds,
+            rows,
+            *(one.get(part, {}) | short.get(part, {}) for part in ("data", "run", "method")),
+        )
+
+    blocks = [block(one) for one in table.get("block", [{"key": ONLY}])]
+    return Definition(
+        name=name,
+        paper=table["paper"],
+        title=table["title"],
+        seconds=defaults["seconds"],
+        columns=tuple(_column(heading, value) for heading, value in table["columns"].items()),
+        blocks=tuple(one for one in blocks if one.rows and one.key in short.get("blocks", [one.key])),
+        rows=tuple(_row(row) for row in table["row"] if row["key"] in keys),
+        directory=("quick/" if quick else "") + str(table.get("cells", name)),
+        reduced=" ".join(str(table.get("reduced", "")).split()),
+        notes=tuple(" ".join(str(one).split()) for one in table.get("notes", ())),
+        measure=table.get("measure"),
+        data=table.get("data", {}),
+        run=table.get("run", {}),
+        method=table.get("method", {}),
+        is_quick=quick is not None,
+        has_quick="quick" in table,
+    )
+
+
+def _row(table: Table) -> Row:
+    published = {
+        block: {heading: _published(value) for heading, value in numbers.items()}
+        for block, numbers in table.get("published", {}).items()
+    }
+    return Row(
+        key=table["key"],
+        label=str(table.get("label", table["key"])),
+        method=table["method"],
+        settings=table.get("set", {}),
+        shared=table.get("shared", True),
+        data=table.get("data", {}),
+        run=table.get("run", {}),
+        seconds=table.get("seconds"),
+        published=published,
+    )
+
+
+def _published(value: Any) -> tuple[float, float | None]:
+    return (float(value[0]), float(value[1])) if isinstance(value, list) else (float(value), None)
+
+
+def _column(heading: str, value: str | Table) -> Column:
+    given = {"at": value} if isinstance(value, str) else value
+    factor, digits = SHAPES.get(given["at"].rpartition(".")[2], PLAIN)
+    return Column(heading, given["at"], float(given.get("factor", factor)), int(given.get("digits", digits)))
+
+
+def _is_table(path: Any) -> bool:
+    return path.name.endswith(".toml")

@@ -1,0 +1,111 @@
+"""Figures of a finished run that no summary has, by the name that a definition gives."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from priory import data, metrics
+from priory.core.errors import UsageError
+from priory.engine.run import Run
+from priory.fed.method import AdviceWarning
+from priory.metrics import Scores
+
+__all__ = ["of"]
+
+STRANGERS = 500  # images of Fashion-MNIST that every client is shown
+
+
+def of(name: str, run: Run) -> dict[str, float]:
+    """The figures that the measure of that name takes of a run."""
+    if name not in MEASURES:
+        raise UsageError(f"measure={name!r} is unknown; choose from {', '.join(MEASURES)}.")
+    return MEASURES[name](run)
+
+
+def distances(run: Run) -> dict[str, float]:
+    """Sine of the largest principal angle between estimated and true representation, and mean ‖φz_k − its estimate‖.
+
+    A personal model is linear here, so its predictions at the unit vectors are its estimate of φz_k.
+    """
+    truth = run.federation.truth
+    weights = run.server.phi if hasattr(run.server, "phi") else run.server.weights
+    basis = np.linalg.qr(np.asarray(weights["Dense_0"]["kernel"]))[0]
+    true_basis = np.linalg.qr(truth["representation"][0])[0]
+    angle = np.linalg.norm(true_basis - basis @ (basis.T @ true_basis), 2)
+    units = np.eye(len(basis), dtype=np.float32)
+    found = np.stack([np.asarray(run.predict(k, units, scale=1.0).mean) for k in range(run.federation.num_clients)])
+    return {"angle": float(angle), "error": float(np.linalg.norm(found - truth["weights"], axis=1).mean())}
+
+
+def told_apart(run: Run) -> dict[str, float]:
+    """How well the entropy of a client's predictions tells Fashion-MNIST from its own test images: area under the ROC.
+
+    The mean over clients and the least of them; as one test image can be in many clients' parts they are not
+    independent.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    strangers = _strangers()
+    areas = []
+    for client in range(run.federation.num_clients):
+        own = run.federation.x[run.federation.rows(client, "test")]
+        scores = _entropy(np.asarray(run.predict(client, np.concatenate([own, strangers])).probabilities))
+        areas.append(roc_auc_score(np.arange(len(scores)) >= len(own), scores))
+    return {"auroc": float(np.mean(areas)), "worst_auroc": float(np.min(areas))}
+
+
+def covered(run: Run) -> dict[str, float]:
+    """The share of the clients whose true effect lies in its 90 % interval."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AdviceWarning)  # of short chains; the tables say how many draws there are
+        found = run.effects(level=0.9)
+    truth = run.federation.truth["weights"][: len(found.low)]
+    return {
+        "coverage": float(np.mean((found.low < truth) & (truth < found.high))),
+        "sigma": float(found.population.sd.mean()),
+    }
+
+
+def without_labels(run: Run) -> dict[str, float]:
+    """What a method has for clients whose labels it does not read, and how participants are served against newcomers.
+
+    That is the posterior from inputs alone, or else the global model. The gap is of mean accuracies over clients.
+    """
+    inside, outside = run.population, run.newcomers_global
+    if run.newcomers_unlabelled is not None:
+        plain = dataclasses.replace(run.session, method=dataclasses.replace(run.method, refine_epochs=0))
+        total = plain._tallies(np.arange(run.federation.num_clients), visits=0, arriving=True)
+        inside, outside = metrics.summarise(total.unlabelled), run.newcomers_unlabelled
+    if not isinstance(inside, Scores) or not isinstance(outside, Scores):
+        return {}
+    ours, theirs = (each.per_client["accuracy"][np.isfinite(each.per_client["accuracy"])] for each in (inside, outside))
+    error = math.hypot(*(float(np.std(one, ddof=1)) / math.sqrt(len(one)) for one in (ours, theirs)))
+    return {
+        "participating_no_labels": float(inside.accuracy),
+        "newcomers_no_labels": float(outside.accuracy),
+        "gap": float(ours.mean() - theirs.mean()),
+        "gap_error": error,
+    }
+
+
+@cache
+def _strangers() -> np.ndarray:
+    """Some of Fashion-MNIST's test images."""
+    federation = data.load("fashion_mnist").partition("iid", clients=1, seed=0)
+    return federation.x[federation.rows(0, "test")][:STRANGERS]
+
+
+def _entropy(probabilities: np.ndarray) -> np.ndarray:
+    return -np.sum(probabilities * np.log(np.maximum(probabilities, 1e-12)), axis=-1)
+
+
+MEASURES: dict[str, Callable[[Run], dict[str, float]]] = {
+    "distances": distances,
+    "told-apart": told_apart,
+    "covered": covered,
+    "without-labels": without_labels,
+}

@@ -1,0 +1,160 @@
+"""What the cells of a table come to: means over seeds with standard errors, paired differences, what falls short."""
+
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from priory.reproduce.cells import cells_of
+from priory.reproduce.definition import Block, Column, Definition, Row
+
+__all__ = ["Entry", "Filled", "Part", "fill", "shortfalls"]
+
+FEW = 0.5  # what a single seed may miss in the last written unit's hundred, since it has no standard error
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A number of the table.
+
+    Attributes:
+        values: One a seed, in the unit that is shown.
+        published: What the paper has, and its ± where it prints one.
+        digits: Decimals that are shown.
+    """
+
+    values: tuple[float, ...]
+    published: tuple[float, float | None] | None
+    digits: int
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return statistics.mean(self.values)
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the mean; None for a single seed."""
+        return statistics.stdev(self.values) / math.sqrt(len(self.values)) if len(self.values) > 1 else None
+
+    def __str__(self) -> str:
+        return _written(self.mean, self.error, self.digits) if self.values else "–"
+
+    @property
+    def theirs(self) -> str:
+        """The published number as it is written."""
+        return "–" if self.published is None else _written(*self.published, 2)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A block of a table with its numbers, by row and heading."""
+
+    block: Block
+    columns: tuple[Column, ...]
+    rows: dict[str, tuple[Row, dict[str, Entry]]]
+    num_seeds: int
+
+    @property
+    def published(self) -> tuple[str, ...]:
+        """Headings under which the paper has numbers."""
+        return tuple(
+            column.heading
+            for column in self.columns
+            if any(entries[column.heading].published for _, entries in self.rows.values())
+        )
+
+    def differences(self) -> list[tuple[str, str, dict[str, Entry]]]:
+        """Every later row less every earlier one, paired by seed."""
+        found = []
+        keys = list(self.rows)
+        for place, own in enumerate(keys):
+            for other in keys[:place]:
+                mine, theirs = self.rows[own][1], self.rows[other][1]
+                found.append((own, other, {c.heading: _less(mine[c.heading], theirs[c.heading]) for c in self.columns}))
+        return found
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A table with what was measured: its parts, how many of its cells are there, and what they took."""
+
+    definition: Definition
+    parts: tuple[Part, ...]
+    done: int
+    total: int
+    seconds: float
+    versions: tuple[str, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every cell is there."""
+        return self.done == self.total
+
+
+def fill(definition: Definition, out: Path) -> Filled:
+    """The table, from the cells in a directory; what is not there is left open."""
+    kept: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    cells = cells_of(definition, out)
+    seconds, done = 0.0, 0
+    versions: dict[str, None] = {}
+    for cell in cells:
+        found = cell.kept()
+        if found is not None:
+            kept.setdefault((cell.block.key, cell.row.key), {})[cell.seed] = found
+            seconds, done = seconds + sum(found["seconds"].values()), done + 1
+            environment = found["manifest"]["environment"]
+            versions[f"priory {environment.get('priory')}, jax {environment.get('jax')}"] = None
+    parts = []
+    for block in definition.blocks:
+        rows = {
+            row.key: (row, _entries(definition, block, row, kept.get((block.key, row.key), {})))
+            for row in definition.rows
+            if row.key in block.rows
+        }
+        parts.append(Part(block, definition.columns, rows, block.seeds))
+    return Filled(definition, tuple(parts), done, len(cells), seconds, tuple(versions))
+
+
+def shortfalls(filled: Filled) -> list[str]:
+    """The published numbers that are not reached: by more than two standard errors, or half a point with one seed."""
+    found = []
+    for part in filled.parts:
+        for row, entries in part.rows.values():
+            for heading, entry in entries.items():
+                if entry.published is None or not entry.values:
+                    continue
+                slack = FEW if entry.error is None else 2 * entry.error
+                if entry.mean + slack < entry.published[0]:
+                    where = f"{part.block.title}, " if part.block.title else ""
+                    found.append(f"{row.label}, {where}{heading}: {entry} against {entry.theirs}")
+    return found
+
+
+def value_at(summary: dict[str, Any], name: str) -> float | None:
+    """The number at a dotted name of a summary; None where the method has none, or it is not finite."""
+    value: Any = summary
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _entries(definition: Definition, block: Block, row: Row, kept: dict[int, dict[str, Any]]) -> dict[str, Entry]:
+    published = row.published.get(block.key, {})
+    found = {}
+    for column in definition.columns:
+        raw = [value_at(kept[seed], column.at) for seed in sorted(kept)]
+        values = () if None in raw else tuple(column.factor * value for value in raw if value is not None)
+        found[column.heading] = Entry(values, published.get(column.heading), column.digits)
+    return found
+
+
+def _less(mine: Entry, theirs: Entry) -> Entry:
+    pairs = zip(mine.values, theirs.values, strict=False) if len(mine.values) == len(theirs.values) else ()
+    return Entry(tuple(a - b for a, b in pairs), None, mine.digits)
+
+
+def _written(value: float, error: float | None, digits: int) -> str:
+    text = f"{value:.{digits}f}"
+    return text if error is None else f"{text} ± {error:.{digits}f}"

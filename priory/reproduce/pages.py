@@ -1,0 +1,102 @@
+"""Tables as Markdown and HTML, ours beside the published one, with what is reduced and what falls short."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from priory.report.markup import Html, element
+from priory.report.markup import table as html_table
+from priory.report.page import document
+from priory.reproduce.cells import Cell, cells_of
+from priory.reproduce.definition import Definition
+from priory.reproduce.numbers import Filled, Part, shortfalls
+
+__all__ = ["cost", "html", "lines", "markdown"]
+
+Grid = tuple[list[str], list[list[str]]]
+
+
+def grid(part: Part) -> Grid:
+    """Heading and rows of a block; a column with published numbers has them beside it."""
+    header = ["method"]
+    for column in part.columns:
+        header += [column.heading, "published"] if column.heading in part.published else [column.heading]
+    rows = []
+    for row, entries in part.rows.values():
+        words = [row.label]
+        for column in part.columns:
+            entry = entries[column.heading]
+            words += [str(entry), entry.theirs] if column.heading in part.published else [str(entry)]
+        rows.append(words)
+    return header, rows
+
+
+def lines(filled: Filled) -> list[str]:
+    """What stands below the numbers: reductions, what falls short, notes, cost."""
+    definition = filled.definition
+    found = []
+    if not filled.is_whole:
+        found.append(f"{filled.total - filled.done} of {filled.total} cells are not there yet.")
+    if definition.is_quick:
+        found.append("This is the short form: it guards against regressions and is not comparable with the paper.")
+    if definition.reduced:
+        found.append(f"Reduced: {definition.reduced}")
+    missed = [] if definition.is_quick else shortfalls(filled)
+    if missed:
+        found.append(f"Below the published number: {'; '.join(missed)}.")
+    found += definition.notes
+    found.append(cost(filled))
+    return found
+
+
+def cost(filled: Filled) -> str:
+    """What the cells took, and with what."""
+    made = f", with {'; '.join(filled.versions)}" if filled.versions else ""
+    return f"{filled.done} runs, {filled.seconds / 60:.0f} minutes in all{made}."
+
+
+def markdown(filled: Filled, level: int = 1) -> str:
+    """The table as Markdown, under a heading of that level."""
+    definition = filled.definition
+    found = [f"{'#' * level} {definition.name}", "", f"{definition.title}. {definition.paper}.", ""]
+    found += ["```console", f"$ priory reproduce {definition.name}", "```", ""]
+    for part in filled.parts:
+        if part.block.title:
+            found += [f"**{part.block.title}**", ""]
+        found += [_markdown_table(*grid(part)), ""]
+    found += ["", *(f"- {line}" for line in lines(filled))]
+    return "\n".join(found).replace("\n\n\n", "\n\n") + "\n"
+
+
+def html(filled: Filled) -> str:
+    """The table as a page that asks the network for nothing."""
+    definition = filled.definition
+    body = []
+    for part in filled.parts:
+        header, rows = grid(part)
+        body.append(html_table(header, rows, part.block.title or definition.title))
+        if part.num_seeds > 1 and len(part.rows) > 1:
+            body.append(_differences(part))
+    told = element("ul", *(element("li", line) for line in lines(filled)))
+    asked = element("pre", "\n".join(dict.fromkeys(cell.command for cell in _first_seeds(definition))))
+    settings = element("details", element("summary", "Commands of the runs with seed 0"), asked)
+    return document(f"{definition.name}: {definition.title}", [element("p", definition.paper), *body, told, settings])
+
+
+def _differences(part: Part) -> Html:
+    rows = [
+        [f"{part.rows[own][0].label} − {part.rows[other][0].label}", *(str(entries[c.heading]) for c in part.columns)]
+        for own, other, entries in part.differences()
+    ]
+    header = ["less", *(column.heading for column in part.columns)]
+    return element(
+        "details", element("summary", "Differences, paired by seed"), html_table(header, rows, "Differences")
+    )
+
+
+def _first_seeds(definition: Definition) -> Sequence[Cell]:
+    return [cell for cell in cells_of(definition, Path()) if cell.seed == 0]
+
+
+def _markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    marks = ["---", *("---:" for _ in header[1:])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, marks, *rows))
