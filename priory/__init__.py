@@ -21,6 +21,7 @@ from priory.methods.ditto import Ditto
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
 from priory.methods.fedbnn import FedBNN
+from priory.methods.fedem import FedEM
 from priory.methods.fedhb_mixture import FedHBMixture
 from priory.methods.fedhb_niw import FedHBNIW
 from priory.methods.fedpa import FedPA
@@ -43,6 +44,7 @@ __all__ = [
     "FedAvg",
     "FedBABU",
     "FedBNN",
+    "FedEM",
     "FedHBMixture",
     "FedHBNIW",
     "FedPA",

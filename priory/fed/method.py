@@ -105,9 +105,12 @@ class Task:
 
     def mean_nll(self, outputs: Array, batch: Batch) -> Array:
         """The mean negative log-likelihood, given the outputs, of the rows that count; 0 if none does."""
+        return -jnp.sum(batch.mask * self.log_prob(outputs, batch)) / jnp.maximum(jnp.sum(batch.mask), 1.0)
+
+    def log_prob(self, outputs: Array, batch: Batch) -> Array:
+        """The log-likelihood of every row, given the outputs, (..., batch)."""
         assert batch.y is not None, "unlabelled data have no likelihood"
-        log_prob = self.likelihood.log_prob(outputs, batch.y, batch.scale)
-        return -jnp.sum(batch.mask * log_prob) / jnp.maximum(jnp.sum(batch.mask), 1.0)
+        return self.likelihood.log_prob(outputs, batch.y, batch.scale)
 
 
 @struct

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from priory.core.rng import Key
-from priory.core.struct import static, struct
+from priory.core.struct import replace, static, struct
 
 
 @struct
@@ -21,12 +21,14 @@ class Batch:
         y: Labels or targets, (batch,); None when the data have none.
         scale: Known standard error of each target, (batch,), or None.
         mask: 1.0 for a row that counts, (batch,).
+        position: Places of the rows among the client's own, (batch,); None where the batch is not of a shard.
     """
 
     x: Array
     y: Array | None
     scale: Array | None
     mask: Array
+    position: Array | None = None
 
 
 @struct
@@ -96,7 +98,7 @@ class Shard:
     def batch(self, key: Key, size: int) -> Batch:
         """`size` examples drawn uniformly with replacement; none of them counts where there are none to draw."""
         position = jax.random.randint(key, (size,), 0, jnp.maximum(self.count, 1))
-        return self.pool.rows(self.row(position), jnp.full(size, self.count > 0, jnp.float32))
+        return self._rows(position, jnp.full(size, self.count > 0, jnp.float32))
 
     def order(self, key: Key) -> Array:
         """A random order of the positions, (capacity,); those past `count` come last.
@@ -111,11 +113,14 @@ class Shard:
         """The `step`-th batch of an order; past the end it wraps to real rows with mask 0."""
         place = step * size + jnp.arange(size)
         position = order[place % jnp.maximum(self.count, 1)]
-        return self.pool.rows(self.row(position), (place < self.count).astype(jnp.float32))
+        return self._rows(position, (place < self.count).astype(jnp.float32))
 
     def padded(self) -> Batch:
         """All examples in one batch of `capacity` rows; reductions over it are masked sums divided by `count`."""
         return self.take(jnp.arange(self.capacity), jnp.int32(0), self.capacity)
+
+    def _rows(self, position: Array, mask: Array) -> Batch:
+        return replace(self.pool.rows(self.row(position), mask), position=position)
 
 
 @struct

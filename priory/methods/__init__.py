@@ -9,6 +9,7 @@ from priory.methods.ditto import Ditto
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
 from priory.methods.fedbnn import FedBNN
+from priory.methods.fedem import FedEM
 from priory.methods.fedhb_mixture import FedHBMixture
 from priory.methods.fedhb_niw import FedHBNIW
 from priory.methods.fedpa import FedPA
@@ -32,6 +33,7 @@ REGISTRY: dict[str, type[Any]] = {
     "ditto": Ditto,
     "pfedme": PFedMe,
     "fedpa": FedPA,
+    "fedem": FedEM,
     "fedhb-niw": FedHBNIW,
     "fedhb-mixture": FedHBMixture,
     "pfedbayes": PFedBayes,

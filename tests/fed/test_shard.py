@@ -54,6 +54,14 @@ def test_the_batches_of_an_order_hold_every_row_once_and_wrap_to_own_rows_with_m
     assert sorted(taken) == list(range(STARTS[client], STARTS[client] + COUNTS[client]))
 
 
+@pytest.mark.parametrize("client", range(4))
+def test_a_batch_tells_the_places_of_its_rows_among_the_clients_own(client):
+    shard = shards().of(jnp.int32(client))
+    order = shard.order(jax.random.key(0))
+    for batch in (shard.batch(jax.random.key(1), 7), shard.take(order, jnp.int32(1), 3), shard.padded()):
+        np.testing.assert_array_equal(STARTS[client] + np.asarray(batch.position), rows(batch, masked=False))
+
+
 def test_a_step_past_the_end_is_all_masked():
     shard = shards().of(jnp.int32(1))
     assert not shard.take(shard.order(jax.random.key(0)), jnp.int32(1), 4).mask.any()
