@@ -20,6 +20,7 @@ from priory.methods.cfedbayes import CFedBayes
 from priory.methods.ditto import Ditto
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
+from priory.methods.fedbe import FedBE
 from priory.methods.fedbnn import FedBNN
 from priory.methods.fedem import FedEM
 from priory.methods.fedhb_mixture import FedHBMixture
@@ -43,6 +44,7 @@ __all__ = [
     "Elbo",
     "FedAvg",
     "FedBABU",
+    "FedBE",
     "FedBNN",
     "FedEM",
     "FedHBMixture",

@@ -8,6 +8,7 @@ from priory.methods.cfedbayes import CFedBayes
 from priory.methods.ditto import Ditto
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
+from priory.methods.fedbe import FedBE
 from priory.methods.fedbnn import FedBNN
 from priory.methods.fedem import FedEM
 from priory.methods.fedhb_mixture import FedHBMixture
@@ -34,6 +35,7 @@ REGISTRY: dict[str, type[Any]] = {
     "pfedme": PFedMe,
     "fedpa": FedPA,
     "fedem": FedEM,
+    "fedbe": FedBE,
     "fedhb-niw": FedHBNIW,
     "fedhb-mixture": FedHBMixture,
     "pfedbayes": PFedBayes,

@@ -47,12 +47,12 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
-from priory.fed import alternate
+from priory.fed import alternate, public
 from priory.fed.alternate import Belief
 from priory.fed.checks import at_least, choices, finite, positive
 from priory.fed.local import Optimiser, Work, each_batch, fit
 from priory.fed.method import Info, Message, Predictive, Task, equally
-from priory.fed.shard import Batch, Pool, Shard
+from priory.fed.shard import Batch, Shard
 from priory.models.likelihood import Categorical
 from priory.models.model import Params
 
@@ -241,9 +241,9 @@ class FedBNN:
         centre = jax.tree.map(lambda leaf: jnp.where(heard, leaf, 0.0), client.q.weights.mean)
         start = gaussian.around(centre, wide)
         target = self.gamma * down + (1 - self.gamma) * client.phi
-        public = _as_shard(_alignment(task))
+        inputs = public.as_shard(_alignment(task))
         solver = replace(self.optimiser, step_size=self.optimiser.step_size * self.prior_rate)
-        work = Work(epochs=self.prior_epochs, batch_size=min(self.work.batch_size, public.capacity))
+        work = Work(epochs=self.prior_epochs, batch_size=min(self.work.batch_size, inputs.capacity))
 
         def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
             row = batch.y  # of the alignment set
@@ -252,7 +252,7 @@ class FedBNN:
 
         fitted, loss = jax.lax.cond(
             heard,
-            lambda start: fit(objective, start, public, solver, work, key),
+            lambda start: fit(objective, start, inputs, solver, work, key),
             lambda start: (start, jnp.float32(0)),
             Params(start, ()),
         )
@@ -285,15 +285,9 @@ class FedBNN:
     def _says(self, task: Task, q: Belief, key: Key) -> Array:
         """Φ_i on the alignment set, (inputs, classes)."""
         x = _alignment(task)
-        size = min(self.work.batch_size, x.shape[0])
-        # In batches, whose activations stay in a cache; the last is filled up with the first inputs.
-        batches = jnp.resize(x, (-(-x.shape[0] // size) * size, *x.shape[1:])).reshape(-1, size, *x.shape[1:])
-
-        def one(params: Params) -> Array:
-            return jax.lax.map(lambda batch: jax.nn.softmax(task.model.apply(params, batch)[0]), batches)
-
-        said = jnp.mean(jax.lax.map(one, self.draws(task, q, key, self.samples)), axis=0)
-        return said.reshape(-1, said.shape[-1])[: x.shape[0]]
+        draws = self.draws(task, q, key, self.samples)
+        said = jax.lax.map(lambda params: public.probabilities(task, params, x, self.work.batch_size), draws)
+        return jnp.mean(said, axis=0)
 
     def _mean_softmax(self, task: Task, belief: Belief, x: Array, key: Key) -> Array:
         """The mean over draws of the probabilities, with a gradient to the belief."""
@@ -346,10 +340,3 @@ def _rows(mean: Array) -> Array:
 def _log(probability: Array) -> Array:
     """The logarithm, finite where p is 0."""
     return jnp.log(jnp.maximum(probability, jnp.finfo(jnp.float32).tiny))
-
-
-def _as_shard(x: Array) -> Shard:
-    """Inputs as a shard whose labels are their own numbers."""
-    num = x.shape[0]
-    pool = Pool(x, jnp.arange(num), None, jnp.zeros(()), jnp.ones(()))
-    return Shard(pool, jnp.zeros(1, jnp.int32), jnp.full(1, num, jnp.int32), num)

@@ -13,9 +13,9 @@ Client keeps   nothing
 Client sends   w^t − Δ_k, weighted by n_k
 
 Δ needs ℓ vectors and ℓ² inner products: (ℓ − 1)S_ℓ grows by one rank with each sample, so that the Sherman-Morrison
-formula carries Δ along (appendix C). Since Σ̂ ≥ ρ_ℓ I, it is at most 1 + (ℓ − 1)ρ times as long as w^t − x̄.
+formula carries Δ along. Since Σ̂ ≥ ρ_ℓ I, it is at most 1 + (ℓ − 1)ρ times as long as w^t − x̄.
 
-Differs from the paper: momentum is off at the server, where the experiments have 0.9; `fedavg_rounds` is counted in
+The paper leaves the server's optimiser open; here it is SGD, with or without momentum. `fedavg_rounds` is counted in
 rounds that had messages; batch-norm statistics are those of the last iterate. Personalisation, which the paper does not
 have, is fine-tuning from w^t.
 """
@@ -156,7 +156,7 @@ class FedPA:
         return down.params
 
     def _sampled(self, task: Task, start: Params, data: Shard, key: Key) -> tuple[Params, Weights, Array]:
-        """The last iterate, the samples on axis 0, and the mean loss of the steps (algorithm 4, IASG)."""
+        """The last iterate, the samples on axis 0, and the mean loss of the steps."""
         transform, num_samples = self.optimiser.build(), self.work.epochs - self.burn_in
         num_batches = jnp.maximum(data.num_batches(self.work.batch_size), 1)
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 from jax import Array
 
@@ -41,7 +40,7 @@ from priory.fed.method import (
     point,
 )
 from priory.fed.shard import Batch, Shard
-from priory.methods import cfedbayes, fedbnn, fedhb_mixture, fedhb_niw, fedpop, fedvi, pfedbayes, sfedbayes
+from priory.methods import cfedbayes, fedbe, fedbnn, fedhb_mixture, fedhb_niw, fedpop, fedvi, pfedbayes, sfedbayes
 from priory.models.model import Params
 from tests.methods.problems import tiny_shards, tiny_task
 
@@ -63,49 +62,6 @@ class Neighbours:
 
     params: Params
     examples: Batch
-
-
-@struct
-class FedBE:
-    """The server samples models around the mean of the clients' and distils them on the public inputs."""
-
-    linear: ClassVar[bool] = False
-    num_samples: ClassVar[int] = 3
-
-    def check(self) -> None: ...
-
-    def init(self, task: Task, key: Key) -> Params:
-        return task.init(key)
-
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> Nothing:
-        return ()
-
-    def client_update(
-        self, task: Task, down: Params, client: Nothing, data: Shard, key: Key
-    ) -> tuple[Nothing, Message[Params], Info]:
-        return client, Message(down, weight=jnp.float32(1)), {}
-
-    def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
-        public = task.public
-        assert public is not None
-        mean = trees.weighted_mean(messages.payload, messages.weight, otherwise=server)
-        target = jax.nn.softmax(task.model.apply(mean, public)[0])
-
-        def distil(weights: Weights) -> Array:
-            logits, _ = task.model.apply(Params(weights, mean.stats), public)
-            return jnp.mean(optax.safe_softmax_cross_entropy(logits, target))
-
-        loss, gradient = jax.value_and_grad(distil)(mean.weights)
-        return Params(trees.axpy(-0.01, gradient, mean.weights), mean.stats), {"distilled": loss}
-
-    def personalise(self, task: Task, down: Params, client: Nothing, data: Shard, key: Key) -> Params:
-        return down
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        return point(task.model.apply(posterior, x)[0])
 
 
 @struct
@@ -203,7 +159,7 @@ _fedhbmixture: Method[
 _fedvi: Method[fedvi.Server, Params, Nothing, Params, fedvi.Posterior] = fedvi.FedVI()
 _fedbnn: Method[fedbnn.Server, Array, fedbnn.Client, Array, Belief] = fedbnn.FedBNN()
 _fedpop: Method[fedpop.Server, fedpop.Down, Weights, fedpop.Gradients, fedpop.Samples] = fedpop.FedPop()
-_fedbe: Method[Params, Params, Nothing, Params, Params] = FedBE()
+_fedbe: Method[Params, Params, Nothing, Params, Params] = fedbe.FedBE()
 _scaffold: Method[Control, Control, Weights, Control, Params] = Scaffold()
 _knn_per: Method[Params, Params, Nothing, Params, Neighbours] = KNNPer()
 _selects: Population[Belief, cfedbayes.Blend] = cfedbayes.CFedBayes()
@@ -226,7 +182,7 @@ _tempered: Calibrates = pfedbayes.PFedBayes()
 _thinned: Thins[Belief, sfedbayes.Update] = sfedbayes.SFedBayes()
 
 
-@pytest.mark.parametrize("method", [FedBE(), Scaffold(), KNNPer()], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("method", [fedbe.FedBE(), Scaffold(), KNNPer()], ids=lambda method: type(method).__name__)
 def test_the_strained_methods_go_through_every_verb(method: Any) -> None:
     task, shards = tiny_task(), tiny_shards()
     task = replace(task, public=jnp.ones((6, 5)))
