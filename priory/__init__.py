@@ -31,6 +31,7 @@ from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.fedvi import FedVI
 from priory.methods.local import Local
+from priory.methods.per_fedavg import PerFedAvg
 from priory.methods.pfedbayes import PFedBayes
 from priory.methods.pfedme import PFedMe
 from priory.methods.pooled import Pooled
@@ -59,6 +60,7 @@ __all__ = [
     "Optimiser",
     "PFedBayes",
     "PFedMe",
+    "PerFedAvg",
     "PersonalModel",
     "Pooled",
     "Prediction",

@@ -19,6 +19,7 @@ from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.fedvi import FedVI
 from priory.methods.local import Local
+from priory.methods.per_fedavg import PerFedAvg
 from priory.methods.pfedbayes import PFedBayes
 from priory.methods.pfedme import PFedMe
 from priory.methods.pooled import Pooled
@@ -33,6 +34,7 @@ REGISTRY: dict[str, type[Any]] = {
     "fedrep": FedRep,
     "ditto": Ditto,
     "pfedme": PFedMe,
+    "per-fedavg": PerFedAvg,
     "fedpa": FedPA,
     "fedem": FedEM,
     "fedbe": FedBE,

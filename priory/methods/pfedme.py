@@ -42,8 +42,8 @@ class PFedMe:
     """pFedMe.
 
     Attributes:
-        lam: λ in eq. (3), the pull of the personal weights towards the global ones; 0 leaves the global ones alone.
-        eta: η in eq. (8), step size of the global weights; keep η·λ, their share of the way to θ, below 1.
+        lam: λ, the pull of the personal weights towards the global ones; 0 leaves the global ones alone.
+        eta: η, step size of the global weights; keep η·λ, their share of the way to θ, below 1.
         beta: β, how far the server goes to the mean of what it receives.
         inner_steps: K, steps on a minibatch that approximate the personal weights.
         optimiser: Solver of the personal weights.
@@ -87,7 +87,9 @@ class PFedMe:
     def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
         del task, key
         mean = trees.weighted_mean(messages.payload, messages.weight, otherwise=server)
-        moved = trees.axpy(self.beta, trees.sub(mean.weights, server.weights), server.weights)  # line 11
+        moved = trees.axpy(
+            self.beta, trees.sub(mean.weights, server.weights), server.weights
+        )  # (1 − β) w^t + β mean w_k
         return trees.select(jnp.sum(messages.weight) > 0, Params(moved, mean.stats), server), {}
 
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:
@@ -110,7 +112,7 @@ class PFedMe:
         strength = jax.tree.map(lambda leaf: self.lam, down.weights)
 
         def solver(weights: Any) -> optax.GradientTransformation:
-            return self.optimiser.build(Pull(lambda theta: weights, strength))  # eq. (7)
+            return self.optimiser.build(Pull(lambda theta: weights, strength))  # of λ/2 ‖θ − w‖²
 
         def outer(carry: tuple, batch: Batch, key: Key) -> tuple:
             theta, state, weights, total, steps = carry
@@ -127,7 +129,7 @@ class PFedMe:
                 return Params(optax.apply_updates(theta.weights, updates), stats), state, total + value
 
             theta, state, total = jax.lax.fori_loop(0, self.inner_steps, inner, (theta, state, total))
-            weights = trees.axpy(self.eta * self.lam, trees.sub(theta.weights, weights), weights)  # eq. (8)
+            weights = trees.axpy(self.eta * self.lam, trees.sub(theta.weights, weights), weights)  # w ← w − ηλ(w − θ)
             return theta, state, weights, total, steps + self.inner_steps
 
         start = (down, solver(down.weights).init(down.weights), down.weights, jnp.float32(0), jnp.int32(0))

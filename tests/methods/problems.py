@@ -17,6 +17,7 @@ from priory.methods import REGISTRY
 from priory.models.likelihood import Categorical, Gaussian
 from priory.models.linen import Linen
 from priory.models.model import Head, Params
+from priory.models.nets import MLP
 
 COUNTS = (7, 4, 4)
 
@@ -35,6 +36,12 @@ class Tiny(nn.Module):
 def tiny_task(num_clients: int = len(COUNTS)) -> Task:
     """Three classes, inputs of five features."""
     model = Linen(Tiny())
+    return Task(model, Categorical(3), (5,), num_clients, sum(COUNTS), Head(model.last_layer((5,))))
+
+
+def plain_task(num_clients: int = len(COUNTS)) -> Task:
+    """The same classes and inputs for a network without dropout and batch norm: no step of it is random."""
+    model = Linen(MLP((4,), 3))
     return Task(model, Categorical(3), (5,), num_clients, sum(COUNTS), Head(model.last_layer((5,))))
 
 

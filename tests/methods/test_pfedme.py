@@ -27,7 +27,7 @@ def solved(lam: float, steps: int, eta: float = 0.1) -> PFedMe:
 def test_the_personal_weights_are_the_proximal_point_of_the_global_ones(lam):
     data = constant_shards(CENTRE).of(jnp.int32(0))
     theta = solved(lam, steps=1).personalise(quadratic_task(), at(START), (), data, rng.root(0))
-    # Body and head move alike by d: the minimum of ½(centre − start − 2d)² + ½λ·2d², eq. (2).
+    # Body and head move alike by d: the minimum of ½(centre − start − 2d)² + ½λ·2d².
     np.testing.assert_allclose(theta.weights["body"], START + (CENTRE - START) / (2 + lam), atol=1e-5)
 
 
@@ -37,7 +37,7 @@ def test_the_global_weights_descend_the_moreau_envelope(rounds):
     data = constant_shards(CENTRE).of(jnp.int32(0))
     method = solved(lam, steps=rounds, eta=eta)
     _, message, _ = method.client_update(quadratic_task(), at(START), (), data, rng.root(0))
-    # w − θ = −gap/(2 + λ), so that eq. (8) shrinks the gap by 2ηλ/(2 + λ) of itself.
+    # w − θ = −gap/(2 + λ), so that a step on w shrinks the gap by 2ηλ/(2 + λ) of itself.
     gap = (CENTRE - START) * (1 - 2 * eta * lam / (2 + lam)) ** rounds
     np.testing.assert_allclose(message.payload.weights["body"], START + (CENTRE - START - gap) / 2, atol=1e-5)
 
