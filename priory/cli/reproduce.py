@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def reproduce_command(argv: Sequence[str]) -> int:
         raise UsageError("There is no table to make; name some, or see `priory reproduce --list`.")
     definitions = _definitions(named, options)
     _check(options, definitions)
-    cells = [cell for one in definitions for cell in cells_of(one, Path(options.out))]
+    cells = _once(cell for one in definitions for cell in cells_of(one, Path(options.out)))
     missing = _told(cells, console)
     if options.estimate:
         return 0
@@ -123,6 +123,14 @@ def _check_data(definitions: Sequence[Definition]) -> None:
                 f"{one.name} needs {' and '.join(lacking)}, which are not here; set PRIORY_DATA to the directory that "
                 "holds them (see `priory datasets`)."
             )
+
+
+def _once(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells without those that another row or table has too."""
+    found: dict[Path, Cell] = {}
+    for cell in cells:
+        found.setdefault(cell.path, cell)
+    return list(found.values())
 
 
 def _told(cells: Sequence[Cell], console: Console) -> list[Cell]:
@@ -210,7 +218,7 @@ def _listing(out: Path) -> Table:
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for name in reproduce.names():
         one = reproduce.read(name)
-        cells = cells_of(one, out)
+        cells = _once(cells_of(one, out))
         missing = [cell for cell in cells if cell.kept() is None]
         minutes = _minutes(sum(seconds_of(cell) for cell in missing) / 60)
         table.add_row(name, one.title, ", ".join(one.data_sets), f"{len(cells) - len(missing)}/{len(cells)}", minutes)

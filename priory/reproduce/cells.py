@@ -53,7 +53,7 @@ class Cell:
     @property
     def path(self) -> Path:
         """Where its summary is kept."""
-        words = [self.row.key, str(self.seed)]
+        words = [self.row.cells, str(self.seed)]
         if len(self.block.title) > 0:
             words.insert(0, self.block.key)
         return self.out / self.definition.directory / f"{'-'.join(words)}.json"

@@ -6,13 +6,16 @@
     seeds, seconds      seeds of a cell, and about how long one takes on two cores before any was measured
     measure             a function of `measures`, for figures that no summary has
     cells               the definition whose cells these are, where two tables are made of the same runs
-    [columns]           heading = "dotted.name" of a number in a summary, or {at, factor, digits}
+    [columns]           heading = "dotted.name" of a number in a summary, or {at, factor, digits, lower}; lower = true
+                        where less is better
     [data]              data = the data set, and the arguments of `partition`; {seed} stands for the seed
     [run]               settings of the runs
     [method]            settings that all methods share, by flag name
     [[block]]           a part of the table: key, title, and data, run, method, seeds of its own; rows = some of them
     [[row]]             key, label, method, set = its own settings, data and run of its own; shared = false does without
-                        [method]; blocks = some of them; published = {BLOCK = {HEADING = number or [number, error]}}
+                        [method]; blocks = some of them; published = {BLOCK = {HEADING = number or [number, error]}};
+                        of = the row whose runs these are, and columns = {HEADING = "dotted.name"} where they are read
+                        elsewhere, as the global model of a run whose personal models have a row of their own
     [quick]             seeds, rows, blocks, data, run and method of the short form
 
 The seed is that of the partition and of the run, so methods are paired within a seed.
@@ -33,17 +36,19 @@ __all__ = ["Block", "Column", "Definition", "Row", "names", "read"]
 PERCENT, PLAIN = (100.0, 2), (1.0, 4)
 SHAPES = {"accuracy": PERCENT, "mean": PERCENT, "worst": PERCENT, "p10": PERCENT, "rmse": (1.0, 3)}
 ONLY = "all"  # the key of the block of a definition that names none
+RUNS = ("method", "set", "shared", "data", "run", "seconds", "blocks")  # what a row's runs are made of
 Table = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One number of a summary: its dotted name, and how it is written."""
+    """One number of a summary: its dotted name, how it is written, and whether less of it is better."""
 
     heading: str
     at: str
     factor: float
     digits: int
+    is_lower: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,18 @@ class Block:
 
 @dataclass(frozen=True)
 class Row:
-    """A method of a table with its own settings, and what was published of it by block and heading."""
+    """A method of a table with its own settings, and what was published of it by block and heading.
+
+    Attributes:
+        cells: The key that its runs are kept under, its own or that of the row whose runs they are.
+        columns: Dotted names by heading, where they are not those of the table.
+    """
 
     key: str
     label: str
     method: str
+    cells: str
+    columns: dict[str, str] = field(default_factory=dict)
     settings: Table = field(default_factory=dict)
     shared: bool = True
     data: Table = field(default_factory=dict)
@@ -137,12 +149,13 @@ def parse(name: str, table: Table, quick: Table | None = None, seeds: int | None
     """A definition from the table of its file."""
     short: Table = quick or {}
     defaults: Table = {"seeds": 1, "seconds": 60.0} | table | short
-    keys = [row["key"] for row in table["row"] if row["key"] in short.get("rows", [row["key"]])]
+    every = _with_runs(table["row"])
+    keys = [row["key"] for row in every if row["key"] in short.get("rows", [row["key"]])]
 
     def block(one: Table) -> Block:
         rows = tuple(
             row["key"]
-            for row in table["row"]
+            for row in every
             if row["key"] in keys
             and row["key"] in one.get("rows", keys)
             and one["key"] in row.get("blocks", [one["key"]])
@@ -164,7 +177,7 @@ def parse(name: str, table: Table, quick: Table | None = None, seeds: int | None
         seconds=defaults["seconds"],
         columns=tuple(_column(heading, value) for heading, value in table["columns"].items()),
         blocks=tuple(one for one in blocks if one.rows and one.key in short.get("blocks", [one.key])),
-        rows=tuple(_row(row) for row in table["row"] if row["key"] in keys),
+        rows=tuple(_row(row) for row in every if row["key"] in keys),
         directory=("quick/" if quick else "") + str(table.get("cells", name)),
         reduced=" ".join(str(table.get("reduced", "")).split()),
         notes=tuple(" ".join(str(one).split()) for one in table.get("notes", ())),
@@ -177,6 +190,12 @@ def parse(name: str, table: Table, quick: Table | None = None, seeds: int | None
     )
 
 
+def _with_runs(rows: list[Table]) -> list[Table]:
+    """The rows; one that has the runs of another has its method and settings too."""
+    runs = {row["key"]: {name: row[name] for name in RUNS if name in row} for row in rows}
+    return [runs[row.get("of", row["key"])] | row for row in rows]
+
+
 def _row(table: Table) -> Row:
     published = {
         block: {heading: _published(value) for heading, value in numbers.items()}
@@ -186,6 +205,8 @@ def _row(table: Table) -> Row:
         key=table["key"],
         label=str(table.get("label", table["key"])),
         method=table["method"],
+        cells=str(table.get("of", table["key"])),
+        columns=table.get("columns", {}),
         settings=table.get("set", {}),
         shared=table.get("shared", True),
         data=table.get("data", {}),
@@ -202,7 +223,13 @@ def _published(value: Any) -> tuple[float, float | None]:
 def _column(heading: str, value: str | Table) -> Column:
     given = {"at": value} if isinstance(value, str) else value
     factor, digits = SHAPES.get(given["at"].rpartition(".")[2], PLAIN)
-    return Column(heading, given["at"], float(given.get("factor", factor)), int(given.get("digits", digits)))
+    return Column(
+        heading,
+        given["at"],
+        float(given.get("factor", factor)),
+        int(given.get("digits", digits)),
+        bool(given.get("lower", False)),
+    )
 
 
 def _is_table(path: Any) -> bool:

@@ -11,7 +11,7 @@ from priory.reproduce.definition import Block, Column, Definition, Row
 
 __all__ = ["Entry", "Filled", "Part", "fill", "shortfalls"]
 
-FEW = 0.5  # what a single seed may miss in the last written unit's hundred, since it has no standard error
+FEW = 0.005  # what a single seed may miss, half a point of an accuracy, since it has no standard error
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Entry:
     @property
     def theirs(self) -> str:
         """The published number as it is written."""
-        return "–" if self.published is None else _written(*self.published, 2)
+        return "–" if self.published is None else _written(*self.published, self.digits)
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,13 @@ def fill(definition: Definition, out: Path) -> Filled:
     """The table, from the cells in a directory; what is not there is left open."""
     kept: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     cells = cells_of(definition, out)
-    seconds, done = 0.0, 0
+    seconds: dict[Path, float] = {}  # by file, since two rows can have the same runs
     versions: dict[str, None] = {}
     for cell in cells:
         found = cell.kept()
         if found is not None:
             kept.setdefault((cell.block.key, cell.row.key), {})[cell.seed] = found
-            seconds, done = seconds + sum(found["seconds"].values()), done + 1
+            seconds[cell.path] = sum(found["seconds"].values())
             environment = found["manifest"]["environment"]
             versions[f"priory {environment.get('priory')}, jax {environment.get('jax')}"] = None
     parts = []
@@ -114,21 +114,24 @@ def fill(definition: Definition, out: Path) -> Filled:
             if row.key in block.rows
         }
         parts.append(Part(block, definition.columns, rows, block.seeds))
-    return Filled(definition, tuple(parts), done, len(cells), seconds, tuple(versions))
+    total = len({cell.path for cell in cells})
+    return Filled(definition, tuple(parts), len(seconds), total, sum(seconds.values()), tuple(versions))
 
 
 def shortfalls(filled: Filled) -> list[str]:
-    """The published numbers that are not reached: by more than two standard errors, or half a point with one seed."""
+    """The published numbers that are not reached: by more than two standard errors, or `FEW` with one seed."""
     found = []
     for part in filled.parts:
         for row, entries in part.rows.values():
-            for heading, entry in entries.items():
+            for column in part.columns:
+                entry = entries[column.heading]
                 if entry.published is None or not entry.values:
                     continue
-                slack = FEW if entry.error is None else 2 * entry.error
-                if entry.mean + slack < entry.published[0]:
+                slack = FEW * column.factor if entry.error is None else 2 * entry.error
+                lack = entry.published[0] - entry.mean
+                if (-lack if column.is_lower else lack) > slack:
                     where = f"{part.block.title}, " if part.block.title else ""
-                    found.append(f"{row.label}, {where}{heading}: {entry} against {entry.theirs}")
+                    found.append(f"{row.label}, {where}{column.heading}: {entry} against {entry.theirs}")
     return found
 
 
@@ -144,7 +147,8 @@ def _entries(definition: Definition, block: Block, row: Row, kept: dict[int, dic
     published = row.published.get(block.key, {})
     found = {}
     for column in definition.columns:
-        raw = [value_at(kept[seed], column.at) for seed in sorted(kept)]
+        name = row.columns.get(column.heading, column.at)
+        raw = [value_at(kept[seed], name) for seed in sorted(kept)]
         values = () if None in raw else tuple(column.factor * value for value in raw if value is not None)
         found[column.heading] = Entry(values, published.get(column.heading), column.digits)
     return found

@@ -42,7 +42,7 @@ def lines(filled: Filled) -> list[str]:
         found.append(f"Reduced: {definition.reduced}")
     missed = [] if definition.is_quick else shortfalls(filled)
     if missed:
-        found.append(f"Below the published number: {'; '.join(missed)}.")
+        found.append(f"Short of the published number: {'; '.join(missed)}.")
     found += definition.notes
     found.append(cost(filled))
     return found

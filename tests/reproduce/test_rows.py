@@ -1,0 +1,49 @@
+"""Rows that have the runs of other rows, and columns in which less is better."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from priory.engine import manifest
+from priory.reproduce.cells import Cell, cells_of
+from priory.reproduce.definition import Definition, parse
+from priory.reproduce.numbers import fill, shortfalls
+
+ROWS = [
+    {"key": "tuned", "method": "fedavg", "set": {"step_size": 0.05}, "published": {"all": {"ECE": 0.1}}},
+    {"key": "plain", "of": "tuned", "columns": {"accuracy": "global.accuracy"}, "published": {"all": {"accuracy": 80}}},
+]
+
+
+def test_a_row_of_another_has_its_runs_and_reads_them_elsewhere(tmp_path: Path) -> None:
+    definition = _definition()
+    tuned, plain = cells_of(definition, tmp_path)
+    assert tuned.path == plain.path
+    assert tuned.method == plain.method
+    _keep(tuned, {"personal": {"accuracy": 0.9, "ece": 0.1}, "global": {"accuracy": 0.7}})
+    filled = fill(definition, tmp_path)
+    assert (filled.done, filled.total, filled.seconds) == (1, 1, 3.0)
+    rows = filled.parts[0].rows
+    assert [rows[key][1]["accuracy"].mean for key in ("tuned", "plain")] == [90.0, 70.0]
+
+
+def test_a_number_is_short_on_the_side_that_is_worse(tmp_path: Path) -> None:
+    definition = _definition()
+    cell = cells_of(definition, tmp_path)[0]
+    _keep(cell, {"personal": {"accuracy": 0.9, "ece": 0.2}, "global": {"accuracy": 0.79}})
+    assert [line.split(":")[0] for line in shortfalls(fill(definition, tmp_path))] == ["tuned, ECE", "plain, accuracy"]
+    _keep(cell, {"personal": {"accuracy": 0.9, "ece": 0.05}, "global": {"accuracy": 0.81}})
+    assert shortfalls(fill(definition, tmp_path)) == []
+
+
+def _definition() -> Definition:
+    columns = {"accuracy": "personal.accuracy", "ECE": {"at": "personal.ece", "lower": True}}
+    data = {"data": "digits", "partition": "iid", "clients": 4}
+    return parse("some", {"paper": "A paper", "title": "A table", "columns": columns, "data": data, "row": ROWS})
+
+
+def _keep(cell: Cell, scores: dict[str, Any]) -> None:
+    method = {"name": cell.row.method, **manifest.to_table(cell.method)}
+    there = {"method": method, "run": {"seed": 0, "eval_every": 0}, "data": cell.data, "environment": {}}
+    cell.path.parent.mkdir(parents=True, exist_ok=True)
+    cell.path.write_text(json.dumps({"manifest": there, "seconds": {"train": 3.0}, **scores}))
