@@ -7,7 +7,7 @@ SIMULATION_INSTALLED := .venv/.installed-simulation
 TORCH_INSTALLED := .venv-torch/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint format bench wheel clean
+.PHONY: help demo test slow lint format docs bench wheel clean
 
 help: ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -31,6 +31,10 @@ lint: $(INSTALLED) ## check formatting, rules and types
 format: $(INSTALLED) ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(INSTALLED) ## build the documentation with the API reference into build/site, to be read without a network
+	$(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html"
 
 bench: $(INSTALLED) $(TORCH_INSTALLED) ## measure against plain PyTorch loops and print the ratios
 	$(BIN)/python bench/run.py --torch .venv-torch/bin/python
