@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Files above `docs/` that pages link to, and where they are in the site.
 ABOVE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CITATION.cff": "CITATION.cff"}
-# The rooms of the API reference. Those that list no public names show their modules instead.
-ROOMS = [
+# The rooms of the API reference, in the order of the menu; those that are named neither here nor below come last.
+FIRST = [
     "priory.data",
     "priory.engine",
     "priory.methods",
@@ -36,11 +36,13 @@ ROOMS = [
     "priory.calibration",
     "priory.report",
     "priory.tune",
+    "priory.reproduce",
     "priory.estimator",
     "priory.track",
     "priory.deploy",
     "priory.core",
 ]
+INNER = {"priory.cli", "priory.evaluate", "priory.store"}  # serve the other rooms, and may change with them
 LINK = re.compile(r"\]\((?P<link>[^)#\s]+)(?P<anchor>#[^)\s]*|)\)")
 TABLE = re.compile(r"^\|.*$", re.MULTILINE)
 
@@ -117,7 +119,7 @@ def _expanded(entry: Any, named: set[str]) -> Any:
     found: list[Any] = []
     for inner in entry:
         if inner == "api/*.md":
-            found += [{room: _page_of(room)} for room in ["priory", *ROOMS]]
+            found += [{room: _page_of(room)} for room in ["priory", *_rooms()]]
         elif isinstance(inner, str) and "*" in inner:
             pages = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.glob(inner))}
             found += [{_title(path): page} for page, path in pages.items() if page not in named]
@@ -132,6 +134,11 @@ def _title(path: Path) -> str:
     return heading.partition(":")[0].replace("`", "")
 
 
+def _rooms() -> list[str]:
+    names = {path.stem for path in (ROOT / "priory").iterdir() if path.suffix in ("", ".py") and path.name[0] != "_"}
+    return [*FIRST, *sorted({f"priory.{name}" for name in names} - {*FIRST} - INNER)]
+
+
 def _page_of(room: str) -> str:
     return f"api/{room.removeprefix('priory.')}.md"
 
@@ -140,9 +147,9 @@ def _reference() -> dict[str, str]:
     """Pages of the API reference: one for the names of `priory` itself, and one for each room."""
     package = griffe.load("priory", search_paths=[ROOT])
     pages = {_page_of("priory"): _names(package)}
-    for room in ROOMS:
+    for room in _rooms():
         module = package[room.removeprefix("priory.")]
-        if module.exports:
+        if module.exports:  # a room that lists no public names shows its modules instead
             listed = [_meant(module, name).canonical_path for name in module.exports]
             body = [
                 module.docstring.value,
