@@ -103,7 +103,7 @@ def from_table(cls: type[Any], table: dict[str, Any]) -> Any:
         if name not in known:
             raise UsageError(f"{name} is not a field of {cls.__name__}; choose from {', '.join(known)}.")
         nested = dataclasses.is_dataclass(known[name]) and isinstance(value, dict)
-        values[name] = from_table(type(known[name]), value) if nested else _like(known[name], value, name)
+        values[name] = from_table(type(known[name]), value) if nested else like(known[name], value, name)
     return cls(**values)
 
 
@@ -113,7 +113,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, (np.generic, np.ndarray, jax.Array)) else value
 
 
-def _like(default: Any, value: Any, name: str) -> Any:
+def like(default: Any, value: Any, name: str) -> Any:
     """A TOML value with the type of the default: whole numbers may stand for floats, lists for tuples."""
     if isinstance(default, tuple) and isinstance(value, list):
         return tuple(value)

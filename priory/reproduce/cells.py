@@ -22,6 +22,7 @@ from priory.store import RunDirectory, write_atomically
 
 __all__ = ["Cell", "Federations", "cells_of"]
 
+NONE = "none"  # TOML has no word for it
 RUNNING = ".running"  # where runs that are not finished keep their checkpoints
 
 
@@ -162,18 +163,16 @@ def _cells(definition: Definition, out: Path) -> Iterator[Cell]:
 
 def _method(name: str, flat: dict[str, Any]) -> Any:
     """The method with settings given by flag name."""
-    cls = methods.get(name)
-    paths = schedule.paths_of(cls())
-    nested: dict[str, Any] = {}
+    method = methods.get(name)()
+    paths = schedule.paths_of(method)
     for key, value in flat.items():
         path = paths.get(key.replace("-", "_"))
         if path is None:
             raise UsageError(f"{key} is not a setting of {name}; choose from {', '.join(paths)}.")
-        place = nested
-        for part in path[:-1]:
-            place = place.setdefault(part, {})
-        place[path[-1]] = value
-    return manifest.from_table(cls, nested)
+        usual = schedule.get(method, path)
+        is_none = value == NONE and not isinstance(usual, str)
+        method = schedule.put(method, path, None if is_none else manifest.like(usual, value, key))
+    return method
 
 
 def _changed(method: Any) -> dict[str, Any]:

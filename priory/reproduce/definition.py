@@ -10,7 +10,7 @@
                         where less is better
     [data]              data = the data set, and the arguments of `partition`; {seed} stands for the seed
     [run]               settings of the runs
-    [method]            settings that all methods share, by flag name
+    [method]            settings that all methods share, by flag name; "none" stands for None
     [[block]]           a part of the table: key, title, and data, run, method, seeds of its own; rows = some of them
     [[row]]             key, label, method, set = its own settings, data and run of its own; shared = false does without
                         [method]; blocks = some of them; published = {BLOCK = {HEADING = number or [number, error]}};
