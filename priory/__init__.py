@@ -30,6 +30,7 @@ from priory.methods.fedpop import FedPop
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.fedvi import FedVI
+from priory.methods.knn_per import KNNPer
 from priory.methods.local import Local
 from priory.methods.per_fedavg import PerFedAvg
 from priory.methods.pfedbayes import PFedBayes
@@ -55,6 +56,7 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FedVI",
+    "KNNPer",
     "Listener",
     "Local",
     "Optimiser",

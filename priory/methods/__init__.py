@@ -18,6 +18,7 @@ from priory.methods.fedpop import FedPop
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.fedvi import FedVI
+from priory.methods.knn_per import KNNPer
 from priory.methods.local import Local
 from priory.methods.per_fedavg import PerFedAvg
 from priory.methods.pfedbayes import PFedBayes
@@ -38,6 +39,7 @@ REGISTRY: dict[str, type[Any]] = {
     "fedpa": FedPA,
     "fedem": FedEM,
     "fedbe": FedBE,
+    "knn-per": KNNPer,
     "fedhb-niw": FedHBNIW,
     "fedhb-mixture": FedHBMixture,
     "pfedbayes": PFedBayes,

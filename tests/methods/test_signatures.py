@@ -39,8 +39,19 @@ from priory.fed.method import (
     Unlabelled,
     point,
 )
-from priory.fed.shard import Batch, Shard
-from priory.methods import cfedbayes, fedbe, fedbnn, fedhb_mixture, fedhb_niw, fedpop, fedvi, pfedbayes, sfedbayes
+from priory.fed.shard import Shard
+from priory.methods import (
+    cfedbayes,
+    fedbe,
+    fedbnn,
+    fedhb_mixture,
+    fedhb_niw,
+    fedpop,
+    fedvi,
+    knn_per,
+    pfedbayes,
+    sfedbayes,
+)
 from priory.models.model import Params
 from tests.methods.problems import tiny_shards, tiny_task
 
@@ -54,14 +65,6 @@ class Control:
 
     params: Params
     variate: Weights
-
-
-@struct
-class Neighbours:
-    """kNN-Per's posterior: the global weights and the client's own examples."""
-
-    params: Params
-    examples: Batch
 
 
 @struct
@@ -107,47 +110,6 @@ class Scaffold:
         return point(task.model.apply(posterior, x)[0])
 
 
-@struct
-class KNNPer:
-    """The global model beside a vote of the nearest of the client's own examples."""
-
-    linear: ClassVar[bool] = True
-    lam: float = 0.5
-
-    def check(self) -> None: ...
-
-    def init(self, task: Task, key: Key) -> Params:
-        return task.init(key)
-
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> Nothing:
-        return ()
-
-    def client_update(
-        self, task: Task, down: Params, client: Nothing, data: Shard, key: Key
-    ) -> tuple[Nothing, Message[Params], Info]:
-        return client, Message(down, weight=data.count.astype("float32")), {}
-
-    def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
-        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
-
-    def personalise(self, task: Task, down: Params, client: Nothing, data: Shard, key: Key) -> Neighbours:
-        return Neighbours(down, data.padded())
-
-    def predict(self, task: Task, posterior: Neighbours, x: Array, key: Key) -> Predictive:
-        logits, _ = task.model.apply(posterior.params, x)
-        own, examples = posterior.examples.y, posterior.examples.x
-        assert own is not None
-        distance = jnp.sum((x[:, None] - examples[None]) ** 2, axis=tuple(range(2, x.ndim + 1)))
-        distance = jnp.where(posterior.examples.mask[None] > 0, distance, jnp.inf)
-        nearest = jax.nn.one_hot(own[jnp.argmin(distance, axis=1)], logits.shape[-1])
-        vote = jnp.log(0.98 * nearest + 0.02 / logits.shape[-1])
-        log_weights = jnp.log(jnp.stack([1 - self.lam, self.lam]))[:, None]
-        return Predictive(jnp.stack([logits, vote]), jnp.broadcast_to(log_weights, (2, x.shape[0])))
-
-
 # The type checker's part of the test.
 _pfedbayes: Method[Belief, Belief, Any, Any, Belief] = pfedbayes.PFedBayes()
 _sfedbayes: Method[Belief, Belief, Any, sfedbayes.Update, Belief] = sfedbayes.SFedBayes()
@@ -161,7 +123,7 @@ _fedbnn: Method[fedbnn.Server, Array, fedbnn.Client, Array, Belief] = fedbnn.Fed
 _fedpop: Method[fedpop.Server, fedpop.Down, Weights, fedpop.Gradients, fedpop.Samples] = fedpop.FedPop()
 _fedbe: Method[Params, Params, Nothing, Params, Params] = fedbe.FedBE()
 _scaffold: Method[Control, Control, Weights, Control, Params] = Scaffold()
-_knn_per: Method[Params, Params, Nothing, Params, Neighbours] = KNNPer()
+_knn_per: Method[Params, Params, Nothing, Params, knn_per.Neighbours] = knn_per.KNNPer()
 _selects: Population[Belief, cfedbayes.Blend] = cfedbayes.CFedBayes()
 _sorts: Clusters[cfedbayes.Member] = cfedbayes.CFedBayes()
 _certified: Divergence[Belief, Belief] = pfedbayes.PFedBayes()
@@ -182,7 +144,9 @@ _tempered: Calibrates = pfedbayes.PFedBayes()
 _thinned: Thins[Belief, sfedbayes.Update] = sfedbayes.SFedBayes()
 
 
-@pytest.mark.parametrize("method", [fedbe.FedBE(), Scaffold(), KNNPer()], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize(
+    "method", [fedbe.FedBE(), Scaffold(), knn_per.KNNPer()], ids=lambda method: type(method).__name__
+)
 def test_the_strained_methods_go_through_every_verb(method: Any) -> None:
     task, shards = tiny_task(), tiny_shards()
     task = replace(task, public=jnp.ones((6, 5)))
