@@ -36,6 +36,7 @@ from priory.methods.per_fedavg import PerFedAvg
 from priory.methods.pfedbayes import PFedBayes
 from priory.methods.pfedme import PFedMe
 from priory.methods.pooled import Pooled
+from priory.methods.scaffold import Scaffold
 from priory.methods.sfedbayes import SFedBayes
 
 __version__ = "0.1.0"
@@ -68,6 +69,7 @@ __all__ = [
     "Prediction",
     "Run",
     "SFedBayes",
+    "Scaffold",
     "Settings",
     "UsageError",
     "Work",

@@ -24,6 +24,7 @@ from priory.methods.per_fedavg import PerFedAvg
 from priory.methods.pfedbayes import PFedBayes
 from priory.methods.pfedme import PFedMe
 from priory.methods.pooled import Pooled
+from priory.methods.scaffold import Scaffold
 from priory.methods.sfedbayes import SFedBayes
 
 REGISTRY: dict[str, type[Any]] = {
@@ -36,6 +37,7 @@ REGISTRY: dict[str, type[Any]] = {
     "ditto": Ditto,
     "pfedme": PFedMe,
     "per-fedavg": PerFedAvg,
+    "scaffold": Scaffold,
     "fedpa": FedPA,
     "fedem": FedEM,
     "fedbe": FedBE,
