@@ -30,6 +30,7 @@ from priory.methods.fedpop import FedPop
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.fedvi import FedVI
+from priory.methods.ifca import IFCA
 from priory.methods.knn_per import KNNPer
 from priory.methods.local import Local
 from priory.methods.per_fedavg import PerFedAvg
@@ -42,6 +43,7 @@ from priory.methods.sfedbayes import SFedBayes
 __version__ = "0.1.0"
 
 __all__ = [
+    "IFCA",
     "CFedBayes",
     "Ditto",
     "Elbo",

@@ -18,6 +18,7 @@ from priory.methods.fedpop import FedPop
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.fedvi import FedVI
+from priory.methods.ifca import IFCA
 from priory.methods.knn_per import KNNPer
 from priory.methods.local import Local
 from priory.methods.per_fedavg import PerFedAvg
@@ -40,6 +41,7 @@ REGISTRY: dict[str, type[Any]] = {
     "scaffold": Scaffold,
     "fedpa": FedPA,
     "fedem": FedEM,
+    "ifca": IFCA,
     "fedbe": FedBE,
     "knn-per": KNNPer,
     "fedhb-niw": FedHBNIW,

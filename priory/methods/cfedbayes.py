@@ -44,17 +44,15 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
-from priory.fed import alternate
+from priory.fed import alternate, clusters
 from priory.fed.alternate import Belief, Personal, fresh
 from priory.fed.certified import own_statistics
 from priory.fed.checks import at_least
+from priory.fed.clusters import Assigned
 from priory.fed.local import Optimiser, Work
 from priory.fed.method import Certified, Info, Message, Predictive, Task, equally
 from priory.fed.shard import Shard
 from priory.models.model import Params
-
-NUM_TRIED = 1000  # a client's examples on which the priors are compared
-TRIED_AT_ONCE = 250  # of them, a divisor
 
 
 @struct
@@ -71,15 +69,6 @@ class Moments:
 
     offset: Any
     square: Any
-
-
-@struct
-class Assigned:
-    """What a client sends: the number of its cluster, and w_k or its moments."""
-
-    cluster: Array
-    weights: Any
-    stats: Any
 
 
 @struct
@@ -157,16 +146,8 @@ class CFedBayes:
         return self.clusters
 
     def init(self, task: Task, key: Key) -> Belief:
-        num = self.num_clusters
-        if num > task.num_clients:
-            raise UsageError(
-                f"clusters={num} exceeds the {task.num_clients} clients of this federation; "
-                f"choose 1 to {task.num_clients}."
-            )
-        same = num == 1 or self.first_priors == "equal"
-        drawn = [task.init(key)] * num if same else [task.init(each) for each in jax.random.split(key, num)]
-        means = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(network.weights for network in drawn))
-        return Belief(gaussian.around(means, self.rho), drawn[0].stats)
+        means = clusters.fresh(task, key, self.num_clusters, alike=self.first_priors == "equal")
+        return Belief(gaussian.around(means.weights, self.rho), means.stats)
 
     def broadcast(self, server: Belief) -> Belief:
         return server
@@ -178,7 +159,7 @@ class CFedBayes:
     def client_update(
         self, task: Task, down: Belief, client: Member, data: Shard, key: Key
     ) -> tuple[Member, Message[Assigned], Info]:
-        key_choice, key_work = self._split(key)
+        key_choice, key_work = clusters.split(key, self.num_clusters)
         chosen = self._choose(task, down, data, key_choice)
         prior = _prior(down, chosen)
         personal, localised, loss = self._local(task, prior, client, data, key_work)
@@ -190,25 +171,15 @@ class CFedBayes:
 
     def aggregate(self, task: Task, server: Belief, messages: Message[Assigned], key: Key) -> tuple[Belief, Info]:
         del task, key
-        sent = messages.payload
 
-        def one(place: tuple[Array, Free]) -> tuple[Free, Array]:
-            number, old = place
-            weight = jnp.where(sent.cluster == number, messages.weight, 0.0)
-            first = jax.tree.map(lambda leaf: leaf[0], sent.weights)
-            mean = trees.weighted_mean(sent.weights, weight, otherwise=first)
+        def move(mean: Any, old: Free) -> Free:
             new = mean if self.average == "params" else gaussian.matching(mean.offset, mean.square, old.mean)
-            moved = trees.axpy(self.beta, trees.sub(new, old), old)
-            heard = jnp.sum(weight)
-            return trees.select(heard > 0, moved, old), heard
+            return trees.axpy(self.beta, trees.sub(new, old), old)
 
-        weights, heard = jax.lax.map(one, (jnp.arange(self.num_clusters), server.weights))
-        stats = trees.weighted_mean(sent.stats, messages.weight, otherwise=server.stats)
-        share = heard / jnp.maximum(jnp.sum(messages.weight), 1e-30)
-        return Belief(weights, stats), {f"share_{j + 1}": share[j] for j in range(self.num_clusters)}
+        return clusters.aggregate(server, messages, move)
 
     def personalise(self, task: Task, down: Belief, client: Member, data: Shard, key: Key) -> Blend:
-        key_choice, key_work = self._split(key)
+        key_choice, key_work = clusters.split(key, self.num_clusters)
         chosen = self._choose(task, down, data, key_choice)
         prior = _prior(down, chosen)
         if isinstance(client.personal, Personal):
@@ -283,13 +254,6 @@ class CFedBayes:
         del prior_sd, posterior_sd
         return replace(self, zeta=1.0, clusters=1)
 
-    def _split(self, key: Key) -> tuple[Key, Key]:
-        """The key of the choice and that of the work, which with nothing to choose has all of it, as in pFedBayes."""
-        if self.num_clusters == 1:
-            return key, key
-        key_choice, key_work = jax.random.split(key)
-        return key_choice, key_work
-
     def _choose(self, task: Task, down: Belief, data: Shard, key: Key) -> Array:
         """The cluster whose prior expects the client's own examples most, eq. (56), by lot among equals; 0 for none."""
         if self.num_clusters == 1:
@@ -305,20 +269,9 @@ class CFedBayes:
             lambda mean, more: jnp.concatenate([mean[None], more]), priors.mean, jax.lax.map(drawn, keys)
         )
         tried = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), stacks)
-        size = max(1, min(TRIED_AT_ONCE, data.capacity))
-        # Not a key of the round: from round to round the priors change, and the examples they are compared on do not.
-        order = data.order(jax.random.key(0))
-
-        def step(i: Array, total: Array) -> Array:
-            batch = data.take(order, i, size)
-            losses = jax.lax.map(lambda weights: task.nll(Params(weights, down.stats), batch)[0], tried)
-            return total + jnp.sum(batch.mask) * losses
-
-        num_batches = (jnp.minimum(data.count, NUM_TRIED) + size - 1) // size
-        losses = jax.lax.fori_loop(0, num_batches, step, jnp.zeros((1 + self.choice_samples) * self.num_clusters))
+        losses = clusters.total_nll(task, Params(tried, down.stats), data)
         losses = jnp.sum(losses.reshape(-1, self.num_clusters), axis=0)
-        lots = jax.random.uniform(key_tie, losses.shape)
-        best = jnp.argmax(jnp.where(losses == jnp.min(losses), lots, -1.0))
+        best = clusters.least(losses, jax.random.uniform(key_tie, losses.shape))
         return jnp.where(data.count > 0, best, 0).astype("int32")
 
     def _local(

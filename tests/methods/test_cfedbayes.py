@@ -11,8 +11,9 @@ from priory.bayes.gaussian import Free
 from priory.core import rng
 from priory.core.struct import replace
 from priory.fed.alternate import Belief
+from priory.fed.clusters import Assigned
 from priory.fed.method import Message
-from priory.methods.cfedbayes import Assigned, Moments
+from priory.methods.cfedbayes import Moments
 from tests.methods.problems import constant_shards, quadratic_task, tiny_shards, tiny_task
 
 updated = jax.jit(lambda method, *arguments: method.client_update(*arguments))

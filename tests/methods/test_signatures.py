@@ -16,6 +16,7 @@ from priory.core import rng
 from priory.core.rng import Key
 from priory.core.struct import replace
 from priory.fed.alternate import Belief
+from priory.fed.clusters import Assigned
 from priory.fed.method import (
     Advice,
     Calibrates,
@@ -54,7 +55,7 @@ Nothing = tuple[()]
 # The type checker's part of the test.
 _pfedbayes: Method[Belief, Belief, Any, Any, Belief] = pfedbayes.PFedBayes()
 _sfedbayes: Method[Belief, Belief, Any, sfedbayes.Update, Belief] = sfedbayes.SFedBayes()
-_cfedbayes: Method[Belief, Belief, cfedbayes.Member, cfedbayes.Assigned, cfedbayes.Blend] = cfedbayes.CFedBayes()
+_cfedbayes: Method[Belief, Belief, cfedbayes.Member, Assigned, cfedbayes.Blend] = cfedbayes.CFedBayes()
 _fedhbniw: Method[fedhb_niw.Prior, fedhb_niw.Prior, Weights, Any, fedhb_niw.Posterior] = fedhb_niw.FedHBNIW()
 _fedhbmixture: Method[
     fedhb_mixture.Prototypes, fedhb_mixture.Prototypes, Any, fedhb_mixture.Update, fedhb_mixture.Experts

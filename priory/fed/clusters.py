@@ -1,0 +1,125 @@
+"""Clients that each belong to one of several networks: which one it is, what they send, and what becomes of it.
+
+The networks are trees stacked on axis 0; statistics of a batch norm are one set for all of them, averaged plainly.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from priory.core import trees
+from priory.core.errors import UsageError
+from priory.core.rng import Key
+from priory.core.struct import replace, struct
+from priory.fed.method import Info, Message, Task
+from priory.fed.shard import Shard
+from priory.models.model import Params
+
+State = TypeVar("State")
+NUM_TRIED = 1000  # a client's examples on which networks are compared
+TRIED_AT_ONCE = 250  # of them, a divisor
+
+
+@struct
+class Assigned:
+    """What a client sends: the number of its cluster, its weights or what a method makes of them, and statistics."""
+
+    cluster: Array
+    weights: Any
+    stats: Any
+
+
+def fresh(task: Task, key: Key, num: int, *, alike: bool, name: str = "clusters") -> Params:
+    """So many first networks, all the same or independent; a single one has the whole key."""
+    if num > task.num_clients:
+        raise UsageError(
+            f"{name}={num} exceeds the {task.num_clients} clients of this federation; choose 1 to {task.num_clients}."
+        )
+    drawn = [task.init(key)] * num if alike or num == 1 else [task.init(each) for each in jax.random.split(key, num)]
+    weights = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(network.weights for network in drawn))
+    return Params(weights, drawn[0].stats)
+
+
+def pick(networks: Params, number: Array | int) -> Params:
+    """One of the networks."""
+    return Params(jax.tree.map(lambda leaf: leaf[number], networks.weights), networks.stats)
+
+
+def several(networks: Params, index: Array) -> Params:
+    """Some of the networks, each with its own copy of the statistics, on axis 0."""
+    num = index.shape[0]
+    stats = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), networks.stats)
+    return Params(jax.tree.map(lambda leaf: leaf[index], networks.weights), stats)
+
+
+def split(key: Key, num: int) -> tuple[Key, Key]:
+    """The key of a choice among so many and that of the work; with nothing to choose, the work has all of it."""
+    if num == 1:
+        return key, key
+    key_choice, key_work = jax.random.split(key)
+    return key_choice, key_work
+
+
+def draw_lots(key: Key, num: int) -> Array:
+    """A number in [0, 1) for each of so many, (num,); the key is spent only where there is something to choose."""
+    return jnp.zeros(1) if num == 1 else jax.random.uniform(key, (num,))
+
+
+def choose(task: Task, networks: Params, data: Shard, lots: Array) -> Array:
+    """The network with the lowest loss on a client's own examples, by lot among equals; 0 without examples."""
+    if lots.shape[0] == 1:
+        return jnp.int32(0)
+    best = least(total_nll(task, networks, data), lots)
+    return jnp.where(data.count > 0, best, 0).astype("int32")
+
+
+def total_nll(task: Task, networks: Params, data: Shard) -> Array:
+    """The negative log-likelihood of at most `NUM_TRIED` of a client's examples under each network, (K,)."""
+    size = max(1, min(TRIED_AT_ONCE, data.capacity))
+    # Not a key of the round: from round to round the networks change, and the examples they are compared on do not.
+    order = data.order(jax.random.key(0))
+
+    def step(i: Array, total: Array) -> Array:
+        batch = data.take(order, i, size)
+        losses = jax.lax.map(lambda weights: task.nll(Params(weights, networks.stats), batch)[0], networks.weights)
+        return total + jnp.sum(batch.mask) * losses
+
+    num_batches = (jnp.minimum(data.count, NUM_TRIED) + size - 1) // size
+    return jax.lax.fori_loop(0, num_batches, step, jnp.zeros(jax.tree.leaves(networks.weights)[0].shape[0]))
+
+
+def least(losses: Array, lots: Array) -> Array:
+    """The place of the smallest number, among equals that with the largest lot."""
+    return jnp.argmax(jnp.where(losses == jnp.min(losses), lots, -1.0))
+
+
+def aggregate(
+    server: State, messages: Message[Assigned], move: Callable[[Any, Any], Any] = lambda mean, old: mean
+) -> tuple[State, Info]:
+    """The server after the mean of each cluster's members has moved its network, and the share of each cluster.
+
+    A cluster without members keeps every bit.
+
+    Args:
+        server: Anything with `weights` on axis 0 and `stats`.
+        move: Gives the new weights of a cluster from the mean of what its members sent and from its old weights.
+    """
+    old: Any = server
+    sent = messages.payload
+    num = jax.tree.leaves(old.weights)[0].shape[0]
+
+    def one(place: tuple[Array, Any]) -> tuple[Any, Array]:
+        number, before = place
+        weight = jnp.where(sent.cluster == number, messages.weight, 0.0)
+        first = jax.tree.map(lambda leaf: leaf[0], sent.weights)
+        mean = trees.weighted_mean(sent.weights, weight, otherwise=first)
+        heard = jnp.sum(weight)
+        return trees.select(heard > 0, move(mean, before), before), heard
+
+    weights, heard = jax.lax.map(one, (jnp.arange(num), old.weights))
+    stats = trees.weighted_mean(sent.stats, messages.weight, otherwise=old.stats)
+    share = heard / jnp.maximum(jnp.sum(messages.weight), 1e-30)
+    return replace(old, weights=weights, stats=stats), {f"share_{j + 1}": share[j] for j in range(num)}

@@ -1,0 +1,124 @@
+"""IFCA: K networks, and each client trains the one that fits its data best.
+
+Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020, arXiv:2006.04088.
+
+Server keeps   θ_1 … θ_K   a network for each cluster, broadcast as they are: Kd numbers
+Client keeps   j           its last cluster, which nothing but reports read
+Client sends   j and θ_k   its cluster, and the weights after local training from θ_j, weighted by n_k
+
+Algorithm 1 with model averaging (option II): j = argmin_j F_k(θ_j), local training from θ_j, the mean within each
+cluster. With one cluster this is FedAvg, to the key.
+
+What the paper leaves open, and what is done here:
+
+- Losses are compared on at most 1000 of the client's training examples, drawn once and for all, ties broken by lot.
+- The paper begins with independent networks, and restarts where that goes wrong: one of them may be the best for
+  everybody and takes all clients for ever. Here the first networks are all equal, so that chance parts the clients, and
+  those in the majority of a cluster find it the better one next time (`first_networks="independent"` for the paper's).
+- Means within a cluster are weighted by n_k; the paper's clients all have the same number. A cluster without clients
+  stays as it is.
+- The personal model is the cluster's network, fine-tuned as in FedAvg; the paper's is not (`finetune_epochs=0`).
+- For a global prediction the client's training data choose the cluster. Without any, all K count equally.
+- Statistics of a batch norm are one set for all clusters, averaged plainly.
+"""
+
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from priory.core.rng import Key
+from priory.core.struct import replace, static, struct
+from priory.fed import clusters
+from priory.fed.checks import at_least, choices, positive
+from priory.fed.clusters import Assigned
+from priory.fed.local import Optimiser, Work, fit
+from priory.fed.method import Info, Message, Predictive, Task, equally
+from priory.fed.shard import Shard
+from priory.models.model import Params
+
+
+@struct
+class IFCA:
+    """IFCA.
+
+    Attributes:
+        clusters: K, how many networks there are.
+        first_networks: Equal, so that chance parts the clients, or independent, as printed.
+        optimiser: Local solver.
+        work: Local work of a round.
+        finetune_epochs: Passes over a client's data that make its personal model; 0 keeps that of its cluster.
+        finetune_step_size: Learning rate of those passes.
+    """
+
+    clusters: int = static(default=2)
+    first_networks: Literal["equal", "independent"] = static(default="equal")
+    optimiser: Optimiser = Optimiser()
+    work: Work = Work()
+    finetune_epochs: int = static(default=5)
+    finetune_step_size: float = 0.01
+
+    linear: ClassVar[bool] = False
+
+    def check(self) -> None:
+        choices(self)
+        at_least("clusters", self.clusters, 1)
+        self.optimiser.check()
+        self.work.check()
+        at_least("finetune-epochs", self.finetune_epochs, 0)
+        positive("finetune-step-size", self.finetune_step_size)
+
+    def init(self, task: Task, key: Key) -> Params:
+        return clusters.fresh(task, key, self.clusters, alike=self.first_networks == "equal")
+
+    def broadcast(self, server: Params) -> Params:
+        return server
+
+    def enrol(self, task: Task, down: Params, key: Key) -> Array:
+        del task, down, key
+        return jnp.int32(-1)
+
+    def client_update(
+        self, task: Task, down: Params, client: Array, data: Shard, key: Key
+    ) -> tuple[Array, Message[Assigned], Info]:
+        key_choice, key_work = clusters.split(key, self.clusters)
+        chosen = self._choose(task, down, data, key_choice)
+        start = clusters.pick(down, chosen)
+        params, loss = fit(task.nll, start, data, self.optimiser, self.work, key_work)
+        sent = Assigned(chosen, params.weights, params.stats)
+        kept = jnp.where(data.count > 0, chosen, client)
+        return kept, Message(sent, weight=data.count.astype("float32")), {"loss": loss}
+
+    def aggregate(self, task: Task, server: Params, messages: Message[Assigned], key: Key) -> tuple[Params, Info]:
+        del task, key
+        return clusters.aggregate(server, messages)
+
+    def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Params:
+        key_choice, key_work = clusters.split(key, self.clusters)
+        start = clusters.pick(down, self._choose(task, down, data, key_choice))
+        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
+        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
+        own, _ = fit(task.nll, start, data, optimiser, work, key_work)
+        return jax.tree.map(lambda leaf: leaf[None], own)
+
+    def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
+        every = jnp.arange(self.clusters)
+        # The shape cannot follow the data: K times the same network where they choose one.
+        index = every if data is None else jnp.where(data.count > 0, self._choose(task, down, data, key), every)
+        return clusters.several(down, index)
+
+    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
+        del key
+        return equally(task, posterior, x)
+
+    def reference(self, task: Task, down: Params, payload: Assigned) -> Assigned:
+        del task
+        return Assigned(payload.cluster, clusters.pick(down, payload.cluster).weights, down.stats)
+
+    def cluster(self, client: Array) -> Array:
+        return client
+
+    def _choose(self, task: Task, down: Params, data: Shard, key: Key) -> Array:
+        """The cluster with the lowest loss on the client's own examples."""
+        return clusters.choose(task, down, data, clusters.draw_lots(key, self.clusters))
