@@ -18,6 +18,7 @@ from priory.engine import (
 from priory.fed.local import Optimiser, Work
 from priory.methods.cfedbayes import CFedBayes
 from priory.methods.ditto import Ditto
+from priory.methods.fedadam import FedAdam
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
 from priory.methods.fedbe import FedBE
@@ -31,6 +32,7 @@ from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.fedvi import FedVI
 from priory.methods.ifca import IFCA
+from priory.methods.fedyogi import FedYogi
 from priory.methods.knn_per import KNNPer
 from priory.methods.local import Local
 from priory.methods.per_fedavg import PerFedAvg
@@ -47,6 +49,7 @@ __all__ = [
     "CFedBayes",
     "Ditto",
     "Elbo",
+    "FedAdam",
     "FedAvg",
     "FedBABU",
     "FedBE",
@@ -59,6 +62,7 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FedVI",
+    "FedYogi",
     "KNNPer",
     "Listener",
     "Local",

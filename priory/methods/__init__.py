@@ -6,6 +6,7 @@ from typing import Any
 from priory.core.errors import UsageError
 from priory.methods.cfedbayes import CFedBayes
 from priory.methods.ditto import Ditto
+from priory.methods.fedadam import FedAdam
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
 from priory.methods.fedbe import FedBE
@@ -19,6 +20,7 @@ from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.fedvi import FedVI
 from priory.methods.ifca import IFCA
+from priory.methods.fedyogi import FedYogi
 from priory.methods.knn_per import KNNPer
 from priory.methods.local import Local
 from priory.methods.per_fedavg import PerFedAvg
@@ -39,6 +41,8 @@ REGISTRY: dict[str, type[Any]] = {
     "pfedme": PFedMe,
     "per-fedavg": PerFedAvg,
     "scaffold": Scaffold,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
     "fedpa": FedPA,
     "fedem": FedEM,
     "ifca": IFCA,

@@ -1,0 +1,108 @@
+"""FedYogi: federated averaging whose server takes Yogi's step along what clients moved by.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar and McMahan, Adaptive Federated Optimization, ICLR 2021,
+arXiv:2003.00295. Algorithm 2.
+
+    Δ = Σ_k n_k (w_k − w^t) / Σ_k n_k
+    m ← β₁ m + (1 − β₁) Δ,   v ← v − (1 − β₂) Δ² sign(v − Δ²),
+    w^{t+1} = w^t + η_s m / (√v + τ)
+
+Server keeps   w^t, m and v; broadcasts w^t
+Client keeps   nothing
+Client sends   w_k, its weights after local training, weighted by n_k
+
+Beside FedAdam's, v falls by no more than (1 − β₂) Δ² in a round, so that small steps after large ones do not soon make
+the server's own larger. v begins at τ². Clients are weighted by their examples; Algorithm 2 prints a plain mean.
+Personalisation is fine-tuning from w^t.
+"""
+
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jax import Array
+
+from priory.core.rng import Key
+from priory.core.struct import replace, static, struct
+from priory.fed import adaptive
+from priory.fed.adaptive import Server
+from priory.fed.checks import at_least, positive
+from priory.fed.local import Optimiser, Work, fit
+from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.shard import Shard
+from priory.models.model import Params
+
+
+@struct
+class FedYogi:
+    """FedYogi.
+
+    Attributes:
+        server_step_size: η_s, about how far a weight moves in a round.
+        beta1: β₁, how much of the mean step is kept from round to round.
+        beta2: β₂; 1 − β₂ is the share of a new square by which the old one moves towards it.
+        tau: τ, the scale of a step below which the server's own grows smaller with it.
+        optimiser: Local solver.
+        work: Local work of a round.
+        finetune_epochs: Passes over a client's data that make its personal model; 0 keeps the global one.
+        finetune_step_size: Learning rate of those passes.
+    """
+
+    server_step_size: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+    optimiser: Optimiser = Optimiser()
+    work: Work = Work()
+    finetune_epochs: int = static(default=5)
+    finetune_step_size: float = 0.01
+
+    linear: ClassVar[bool] = True
+
+    def check(self) -> None:
+        adaptive.check(self.server_step_size, self.beta1, self.beta2, self.tau)
+        self.optimiser.check()
+        self.work.check()
+        at_least("finetune-epochs", self.finetune_epochs, 0)
+        positive("finetune-step-size", self.finetune_step_size)
+
+    def init(self, task: Task, key: Key) -> Server:
+        return adaptive.start(task.init(key), self.tau)
+
+    def broadcast(self, server: Server) -> Params:
+        return Params(server.weights, server.stats)
+
+    def enrol(self, task: Task, down: Params, key: Key) -> tuple[()]:
+        del task, down, key
+        return ()
+
+    def client_update(
+        self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key
+    ) -> tuple[tuple[()], Message[Params], Info]:
+        params, loss = fit(task.nll, down, data, self.optimiser, self.work, key)
+        return client, Message(params, weight=data.count.astype("float32")), {"loss": loss}
+
+    def aggregate(self, task: Task, server: Server, messages: Message[Params], key: Key) -> tuple[Server, Info]:
+        del task, key
+
+        def second(v: Array, squared: Array) -> Array:
+            return v - (1 - self.beta2) * squared * jnp.sign(v - squared)  # Algorithm 2, FedYogi
+
+        moved = adaptive.step(server, messages, second, step_size=self.server_step_size, beta1=self.beta1, tau=self.tau)
+        return moved, {}
+
+    def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:
+        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
+        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
+        return fit(task.nll, down, data, optimiser, work, key)[0]
+
+    def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
+        del task, data, key
+        return down
+
+    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
+        del key
+        return point(task.model.apply(posterior, x)[0])
+
+    def reference(self, task: Task, down: Params, payload: Params) -> Params:
+        del task, payload
+        return down
