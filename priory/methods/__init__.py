@@ -19,8 +19,8 @@ from priory.methods.fedpop import FedPop
 from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.fedvi import FedVI
-from priory.methods.ifca import IFCA
 from priory.methods.fedyogi import FedYogi
+from priory.methods.ifca import IFCA
 from priory.methods.knn_per import KNNPer
 from priory.methods.local import Local
 from priory.methods.per_fedavg import PerFedAvg
