@@ -7,10 +7,10 @@ SIMULATION_INSTALLED := .venv/.installed-simulation
 TORCH_INSTALLED := .venv-torch/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint format docs bench wheel clean
+.PHONY: help demo test slow lint format docs bench results reproduce-quick wheel clean
 
 help: ## show the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 demo: $(INSTALLED) ## train several methods on the embedded digits, print one table and write runs/demo/report.html
 	$(BIN)/priory compare local fedavg fedrep:head-epochs=5 ditto:lam=0.3,step-size=0.1 pooled \
@@ -38,6 +38,13 @@ docs: $(INSTALLED) ## build the documentation with the API reference into build/
 
 bench: $(INSTALLED) $(TORCH_INSTALLED) ## measure against plain PyTorch loops and print the ratios
 	$(BIN)/python bench/run.py --torch .venv-torch/bin/python
+
+results: $(INSTALLED) ## write docs/results.md and the README's table from the cells in results/
+	$(BIN)/python -m priory.reproduce.document
+
+reproduce-quick: $(INSTALLED) ## the short form of every table, held against the kept one; under 30 minutes, needs PRIORY_DATA
+	rm -rf build/quick
+	$(BIN)/priory reproduce all --quick --seeds 1 --out build/quick --guard results
 
 wheel: $(INSTALLED) ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build --outdir dist .

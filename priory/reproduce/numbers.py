@@ -19,14 +19,19 @@ class Entry:
     """A number of the table.
 
     Attributes:
-        values: One a seed, in the unit that is shown.
+        by_seed: One a seed, in the unit that is shown.
         published: What the paper has, and its ± where it prints one.
         digits: Decimals that are shown.
     """
 
-    values: tuple[float, ...]
+    by_seed: dict[int, float]
     published: tuple[float, float | None] | None
     digits: int
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Those numbers, in the order of the seeds."""
+        return tuple(self.by_seed[seed] for seed in sorted(self.by_seed))
 
     @property
     def mean(self) -> float:
@@ -148,15 +153,18 @@ def _entries(definition: Definition, block: Block, row: Row, kept: dict[int, dic
     found = {}
     for column in definition.columns:
         name = row.columns.get(column.heading, column.at)
-        raw = [value_at(kept[seed], name) for seed in sorted(kept)]
-        values = () if None in raw else tuple(column.factor * value for value in raw if value is not None)
-        found[column.heading] = Entry(values, published.get(column.heading), column.digits)
+        raw = {seed: value_at(summary, name) for seed, summary in kept.items()}
+        # A seed without the number, one that diverged, may not be passed over in silence: then there is no mean.
+        whole = {seed: column.factor * value for seed, value in raw.items() if value is not None}
+        found[column.heading] = Entry(
+            whole if len(whole) == len(raw) else {}, published.get(column.heading), column.digits
+        )
     return found
 
 
 def _less(mine: Entry, theirs: Entry) -> Entry:
-    pairs = zip(mine.values, theirs.values, strict=False) if len(mine.values) == len(theirs.values) else ()
-    return Entry(tuple(a - b for a, b in pairs), None, mine.digits)
+    both = mine.by_seed.keys() & theirs.by_seed.keys()
+    return Entry({seed: mine.by_seed[seed] - theirs.by_seed[seed] for seed in both}, None, mine.digits)
 
 
 def _written(value: float, error: float | None, digits: int) -> str:

@@ -10,20 +10,21 @@ from priory.reproduce.cells import Cell, cells_of
 from priory.reproduce.definition import Definition
 from priory.reproduce.numbers import Filled, Part, shortfalls
 
-__all__ = ["cost", "html", "lines", "markdown"]
+__all__ = ["cost", "grid", "html", "lines", "markdown", "markdown_table"]
 
 Grid = tuple[list[str], list[list[str]]]
 
 
-def grid(part: Part) -> Grid:
-    """Heading and rows of a block; a column with published numbers has them beside it."""
+def grid(part: Part, headings: Sequence[str] | None = None) -> Grid:
+    """Heading and rows of a block, or of some of its columns; a column with published numbers has them beside it."""
     header = ["method"]
-    for column in part.columns:
+    columns = [column for column in part.columns if headings is None or column.heading in headings]
+    for column in columns:
         header += [column.heading, "published"] if column.heading in part.published else [column.heading]
     rows = []
     for row, entries in part.rows.values():
         words = [row.label]
-        for column in part.columns:
+        for column in columns:
             entry = entries[column.heading]
             words += [str(entry), entry.theirs] if column.heading in part.published else [str(entry)]
         rows.append(words)
@@ -42,7 +43,7 @@ def lines(filled: Filled) -> list[str]:
         found.append(f"Reduced: {definition.reduced}")
     missed = [] if definition.is_quick else shortfalls(filled)
     if missed:
-        found.append(f"Short of the published number: {'; '.join(missed)}.")
+        found.append(f"Not reached: {'; '.join(missed)}.")
     found += definition.notes
     found.append(cost(filled))
     return found
@@ -62,7 +63,7 @@ def markdown(filled: Filled, level: int = 1) -> str:
     for part in filled.parts:
         if part.block.title:
             found += [f"**{part.block.title}**", ""]
-        found += [_markdown_table(*grid(part)), ""]
+        found += [markdown_table(*grid(part)), ""]
     found += ["", *(f"- {line}" for line in lines(filled))]
     return "\n".join(found).replace("\n\n\n", "\n\n") + "\n"
 
@@ -97,6 +98,7 @@ def _first_seeds(definition: Definition) -> Sequence[Cell]:
     return [cell for cell in cells_of(definition, Path()) if cell.seed == 0]
 
 
-def _markdown_table(header: list[str], rows: list[list[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; all columns but the first are numbers."""
     marks = ["---", *("---:" for _ in header[1:])]
     return "\n".join(f"| {' | '.join(line)} |" for line in (header, marks, *rows))

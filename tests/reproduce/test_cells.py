@@ -1,0 +1,77 @@
+"""Cells: what is kept, when it counts, and how a stopped one goes on."""
+
+import json
+
+import pytest
+
+from priory import UsageError
+from priory.reproduce import definition
+from priory.reproduce.cells import Cell, Federations, cells_of
+
+
+def first(one: definition.Definition, out) -> Cell:
+    return cells_of(one, out)[0]
+
+
+def test_a_finished_run_is_kept_with_manifest_command_and_curve_and_read_back(tiny, tmp_path):
+    cell = first(tiny, tmp_path)
+    assert cell.kept() is None
+    found = cell.run(Federations())
+    kept = cell.kept()
+    assert kept is not None
+    assert kept == json.loads(json.dumps(found))
+    assert kept["manifest"]["environment"]["data_checksum"]
+    assert kept["command"].startswith("priory run fedavg")
+    assert kept["curve"][-1]["round"] == 2
+    assert not (cell.path.parent / ".running" / cell.path.stem).exists()
+
+
+def test_a_run_with_other_settings_does_not_count(tiny, table, tmp_path):
+    first(tiny, tmp_path).run(Federations())
+    for part, change in (("method", {"step_size": 0.2}), ("run", {"rounds": 3}), ("data", {"clients": 5})):
+        other = definition.parse("digits-table-0", {**table, part: {**table[part], **change}})
+        assert first(other, tmp_path).kept() is None, part
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"manifest": {"method": {"name": "fedavg", "odd": 1}}}'])
+def test_a_damaged_file_counts_as_missing(tiny, tmp_path, text):
+    cell = first(tiny, tmp_path)
+    cell.path.parent.mkdir(parents=True)
+    cell.path.write_text(text)
+    assert cell.kept() is None
+
+
+def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(tiny, tmp_path):
+    federations = Federations()
+    whole = first(tiny, tmp_path / "whole").run(federations)
+    cell = first(tiny, tmp_path / "pieces")
+    assert cell.run(federations, stop=lambda: True) is None
+    assert cell.kept() is None
+    assert (cell.path.parent / ".running" / cell.path.stem / "manifest.toml").exists()
+    ended = cell.run(federations)
+    assert whole is not None
+    assert ended is not None
+    assert ended["personal"] == whole["personal"]
+
+
+def test_what_an_older_definition_left_unfinished_is_thrown_away(tiny, table, tmp_path):
+    federations = Federations()
+    first(tiny, tmp_path).run(federations, stop=lambda: True)
+    other = first(definition.parse("digits-table-0", {**table, "method": {"step_size": 0.2}}), tmp_path)
+    found = other.run(federations)
+    assert found is not None
+    assert found["manifest"]["method"]["optimiser"]["step_size"] == 0.2
+
+
+def test_a_setting_that_a_method_lacks_is_told_with_those_it_has(table, tmp_path):
+    table["method"]["mu"] = 0.1
+    with pytest.raises(UsageError, match="mu is not a setting of fedavg; choose from"):
+        _ = first(definition.parse("digits-table-0", table), tmp_path).method
+
+
+def test_settings_leave_the_other_defaults_of_a_method_alone(table, tmp_path):
+    table["row"][0] = {"key": "b", "method": "pfedbayes", "set": {"epochs": 2, "steps": "none"}}
+    method = first(definition.parse("digits-table-0", table), tmp_path).method
+    assert method.optimiser.kind == "adam"
+    assert method.work.steps is None
+    assert method.work.batch_size == 50

@@ -1,0 +1,68 @@
+"""`priory reproduce`, as a person uses it."""
+
+import pytest
+
+from priory.cli.app import main
+
+pytestmark = pytest.mark.usefixtures("somewhere_else")
+
+
+def test_a_table_is_made_then_read_back_and_written_as_markdown_and_html(tiny, capsys, tmp_path):
+    assert main(["reproduce", "digits-table-0", "--seeds", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "0 of 3 runs are there" in shown
+    assert "FedProx" in shown
+    assert (tmp_path / "results" / "digits-table-0" / "table.html").exists()
+    assert main(["reproduce", "digits-table-0", "--seeds", "1"]) == 0
+    assert "3 of 3 runs are there" in capsys.readouterr().out
+
+
+def test_the_listing_tells_runs_and_minutes(tiny, capsys):
+    assert main(["reproduce", "--list"]) == 0
+    shown = capsys.readouterr().out
+    assert "digits-table-0" in shown
+    assert "0/6" in shown
+
+
+def test_an_estimate_runs_nothing(tiny, capsys, tmp_path):
+    assert main(["reproduce", "digits-table-0", "--estimate"]) == 0
+    assert "about 6 minutes" in capsys.readouterr().out
+    assert not (tmp_path / "results").exists()
+
+
+def test_when_the_time_is_over_the_rest_is_left_for_the_same_command(tiny, capsys):
+    assert main(["reproduce", "digits-table-0", "--minutes", "0.0001"]) == 130
+    assert "runs left; the same command goes on" in capsys.readouterr().out
+
+
+def test_a_guard_passes_its_own_cells_and_refuses_to_stand_where_they_go(tiny, capsys):
+    assert main(["reproduce", "digits-table-0", "--quick"]) == 0
+    again = ["reproduce", "digits-table-0", "--quick", "--out", "again", "--guard", "results"]
+    assert main(again) == 0
+    assert "is within what seeds explain" in capsys.readouterr().out
+    assert main([*again[:3], "--guard", "results"]) == 2
+    assert "proves nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "no table to make"),
+        (["digits-tabel-0"], "digits-tabel-0"),
+        (["digits-table-0", "--seeds", "0"], "seeds=0 is too small"),
+        (["digits-table-0", "--minutes", "0"], "minutes=0 leaves no time"),
+        (["digits-table-0", "--guard", "nowhere"], "nowhere holds no run of digits-table-0"),
+    ],
+)
+def test_a_mistake_ends_in_one_sentence(tiny, words, says, capsys):
+    assert main(["reproduce", *words]) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert told.count("\n") == 1
+
+
+def test_data_that_are_not_here_are_named_before_anything_runs(table, tiny, monkeypatch, capsys):
+    table["data"]["data"] = "mnist"
+    monkeypatch.delenv("PRIORY_DATA", raising=False)
+    assert main(["reproduce", "digits-table-0"]) == 2
+    assert "digits-table-0 needs mnist" in capsys.readouterr().err
