@@ -1,8 +1,13 @@
-"""The results page of the documentation and the headline table of the README, both made of cells.
+"""The results page of the documentation, the headline table of the README and tables on other pages, made of cells.
 
-    python -m priory.reproduce.document       writes docs/results.md and the table of README.md, from results/
+    python -m priory.reproduce.document    writes docs/results.md, and the tables of README.md and docs/, from results/
 
-No number on either page is typed by hand: a test makes them again and compares.
+A page has a table between two comments, of which the first names it, and where wanted one of its blocks or differences:
+
+    <!-- table: fedhb-table-10 1x100 differences -->
+    <!-- end of table -->
+
+No number there is typed by hand: a test makes the pages again and compares.
 """
 
 import re
@@ -12,7 +17,7 @@ from priory.reproduce import pages
 from priory.reproduce.definition import names, read
 from priory.reproduce.numbers import Filled, fill, shortfalls
 
-__all__ = ["headline", "ordered", "readme", "results", "write"]
+__all__ = ["headline", "ordered", "readme", "results", "with_tables", "write"]
 
 PAPERS = {
     "fedhb": "FedHB",
@@ -46,6 +51,7 @@ LEFT_OUT = """\
 - CIFAR-10-C and CIFAR-100-C: our own corruptions of CIFAR-100 stand in for them, and their numbers do not compare.
 """
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+TABLE_END = "<!-- end of table -->"
 HEADLINE = ("fedhb-table-11", "1x100", ("global", "personal", "personal NLL"))
 
 
@@ -82,16 +88,38 @@ def headline(out: Path) -> str:
     return f"{pages.markdown_table(header, rows)}\n\n{told}"
 
 
+def with_tables(text: str, out: Path) -> str:
+    """A page with the tables that it names in place."""
+
+    def filled(match: re.Match[str]) -> str:
+        name, *words = match[1].split()
+        blocks = [word for word in words if word != "differences"]
+        parts = [part for part in fill(read(name), out).parts if not blocks or part.block.key in blocks]
+        made = [pages.differences(part) if "differences" in words else pages.grid(part) for part in parts]
+        tables = [
+            (f"**{part.block.title}**\n\n" if part.block.title and not blocks else "") + pages.markdown_table(*one)
+            for part, one in zip(parts, made, strict=True)
+        ]
+        return "\n".join([f"<!-- table: {match[1]} -->", "\n\n".join(tables), TABLE_END])
+
+    return re.sub(f"<!-- table: (.*?) -->\n.*?{TABLE_END}", filled, text, flags=re.DOTALL)
+
+
 def readme(text: str, out: Path) -> str:
     """The README with its headline table in place."""
     return re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n{headline(out)}\n{END}", text, flags=re.DOTALL)
 
 
 def write(root: Path) -> None:
-    """Write both pages of a working tree."""
+    """Write the pages of a working tree."""
     out, page = root / "results", root / "README.md"
     (root / "docs" / "results.md").write_text(results(out))
     page.write_text(readme(page.read_text(), out))
+    for path in sorted((root / "docs").rglob("*.md")):
+        text = path.read_text()
+        made = with_tables(text, out)
+        if made != text:
+            path.write_text(made)
 
 
 def _overview(filled: list[Filled]) -> str:

@@ -10,7 +10,7 @@ from priory.reproduce.cells import Cell, cells_of
 from priory.reproduce.definition import Definition
 from priory.reproduce.numbers import Filled, Part, shortfalls
 
-__all__ = ["cost", "grid", "html", "lines", "markdown", "markdown_table"]
+__all__ = ["cost", "differences", "grid", "html", "lines", "markdown", "markdown_table"]
 
 Grid = tuple[list[str], list[list[str]]]
 
@@ -83,12 +83,17 @@ def html(filled: Filled) -> str:
     return document(f"{definition.name}: {definition.title}", [element("p", definition.paper), *body, told, settings])
 
 
-def _differences(part: Part) -> Html:
+def differences(part: Part) -> Grid:
+    """Heading and rows of the differences of a block, paired by seed."""
     rows = [
         [f"{part.rows[own][0].label} − {part.rows[other][0].label}", *(str(entries[c.heading]) for c in part.columns)]
         for own, other, entries in part.differences()
     ]
-    header = ["less", *(column.heading for column in part.columns)]
+    return ["less", *(column.heading for column in part.columns)], rows
+
+
+def _differences(part: Part) -> Html:
+    header, rows = differences(part)
     return element(
         "details", element("summary", "Differences, paired by seed"), html_table(header, rows, "Differences")
     )

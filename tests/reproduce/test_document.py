@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from priory.reproduce import document
 
 ROOT = Path(__file__).parents[2]
@@ -15,6 +17,19 @@ def test_the_table_of_the_readme_is_made_of_the_cells():
     text = (ROOT / "README.md").read_text()
     assert document.BEGIN in text
     assert text == document.readme(text, ROOT / "results"), "run `make results`"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
+def test_tables_on_other_pages_are_made_of_the_cells(page):
+    assert page.read_text() == document.with_tables(page.read_text(), ROOT / "results"), "run `make results`"
+
+
+def test_a_page_gets_the_block_that_it_names():
+    text = "before\n<!-- table: fedhb-table-10 5x20 -->\nold\n<!-- end of table -->\nafter"
+    made = document.with_tables(text, ROOT / "results")
+    assert made.startswith("before\n<!-- table: fedhb-table-10 5x20 -->\n| method | global |")
+    assert "old" not in made
+    assert made.endswith("\n<!-- end of table -->\nafter")
 
 
 def test_every_kept_cell_belongs_to_a_table():
