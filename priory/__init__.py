@@ -32,6 +32,7 @@ from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.fedvi import FedVI
 from priory.methods.fedyogi import FedYogi
+from priory.methods.fesem import FeSEM
 from priory.methods.ifca import IFCA
 from priory.methods.knn_per import KNNPer
 from priory.methods.local import Local
@@ -49,6 +50,7 @@ __all__ = [
     "CFedBayes",
     "Ditto",
     "Elbo",
+    "FeSEM",
     "FedAdam",
     "FedAvg",
     "FedBABU",

@@ -96,6 +96,11 @@ def least(losses: Array, lots: Array) -> Array:
     return jnp.argmax(jnp.where(losses == jnp.min(losses), lots, -1.0))
 
 
+def reference(networks: Params, payload: Assigned) -> Assigned:
+    """What a member of the same cluster sends that learned nothing."""
+    return Assigned(payload.cluster, pick(networks, payload.cluster).weights, networks.stats)
+
+
 def aggregate(
     server: State, messages: Message[Assigned], move: Callable[[Any, Any], Any] = lambda mean, old: mean
 ) -> tuple[State, Info]:

@@ -20,6 +20,7 @@ from priory.methods.fedprox import FedProx
 from priory.methods.fedrep import FedRep
 from priory.methods.fedvi import FedVI
 from priory.methods.fedyogi import FedYogi
+from priory.methods.fesem import FeSEM
 from priory.methods.ifca import IFCA
 from priory.methods.knn_per import KNNPer
 from priory.methods.local import Local
@@ -46,6 +47,7 @@ REGISTRY: dict[str, type[Any]] = {
     "fedpa": FedPA,
     "fedem": FedEM,
     "ifca": IFCA,
+    "fesem": FeSEM,
     "fedbe": FedBE,
     "knn-per": KNNPer,
     "fedhb-niw": FedHBNIW,

@@ -114,7 +114,7 @@ class IFCA:
 
     def reference(self, task: Task, down: Params, payload: Assigned) -> Assigned:
         del task
-        return Assigned(payload.cluster, clusters.pick(down, payload.cluster).weights, down.stats)
+        return clusters.reference(down, payload)
 
     def cluster(self, client: Array) -> Array:
         return client
