@@ -18,6 +18,7 @@ from priory.engine import (
 from priory.fed.local import Optimiser, Work
 from priory.methods.cfedbayes import CFedBayes
 from priory.methods.ditto import Ditto
+from priory.methods.ensemble import Ensemble
 from priory.methods.fedadam import FedAdam
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
@@ -40,6 +41,7 @@ from priory.methods.per_fedavg import PerFedAvg
 from priory.methods.pfedbayes import PFedBayes
 from priory.methods.pfedme import PFedMe
 from priory.methods.pooled import Pooled
+from priory.methods.preset import Preset
 from priory.methods.scaffold import Scaffold
 from priory.methods.sfedbayes import SFedBayes
 
@@ -50,6 +52,7 @@ __all__ = [
     "CFedBayes",
     "Ditto",
     "Elbo",
+    "Ensemble",
     "FeSEM",
     "FedAdam",
     "FedAvg",
@@ -75,6 +78,7 @@ __all__ = [
     "PersonalModel",
     "Pooled",
     "Prediction",
+    "Preset",
     "Run",
     "SFedBayes",
     "Scaffold",

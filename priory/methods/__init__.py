@@ -6,6 +6,7 @@ from typing import Any
 from priory.core.errors import UsageError
 from priory.methods.cfedbayes import CFedBayes
 from priory.methods.ditto import Ditto
+from priory.methods.ensemble import Ensemble
 from priory.methods.fedadam import FedAdam
 from priory.methods.fedavg import FedAvg
 from priory.methods.fedbabu import FedBABU
@@ -28,6 +29,7 @@ from priory.methods.per_fedavg import PerFedAvg
 from priory.methods.pfedbayes import PFedBayes
 from priory.methods.pfedme import PFedMe
 from priory.methods.pooled import Pooled
+from priory.methods.preset import Preset
 from priory.methods.scaffold import Scaffold
 from priory.methods.sfedbayes import SFedBayes
 
@@ -48,6 +50,8 @@ REGISTRY: dict[str, type[Any]] = {
     "fedem": FedEM,
     "ifca": IFCA,
     "fesem": FeSEM,
+    "preset": Preset,
+    "ensemble": Ensemble,
     "fedbe": FedBE,
     "knn-per": KNNPer,
     "fedhb-niw": FedHBNIW,

@@ -1,0 +1,103 @@
+"""Preset: K networks for K groups of clients that chance has fixed, and FedAvg within each group.
+
+Kim and Hospedales, A Hierarchical Bayesian Approach to Federated Learning, arXiv:2305.04979; appendix F.2, option
+"preset".
+
+Server keeps   θ_1 … θ_K   a network for each group, broadcast as they are: Kd numbers
+Client keeps   j           its group
+Client sends   j and θ_k   its group, and the weights after local training from θ_j, weighted by n_k
+
+A client predicts and fine-tunes with the network of its group. With one network this is FedAvg, to the key.
+
+Differs from the paper: a client draws its group when it enrols, so that groups are equal in expectation and not
+exactly; all K networks travel down, though a client reads one; means within a group are weighted by n_k, as in FedAvg.
+
+What the paper leaves open: the first networks are independent; a group without uploaders keeps its network; for a
+global prediction, where no group is known, one is drawn. Statistics of a batch norm are one set for all groups,
+averaged plainly.
+"""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from priory.core.rng import Key
+from priory.core.struct import replace, static, struct
+from priory.fed import clusters
+from priory.fed.checks import at_least, positive
+from priory.fed.clusters import Assigned
+from priory.fed.local import Optimiser, Work, fit
+from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.shard import Shard
+from priory.models.model import Params
+
+
+@struct
+class Preset:
+    """Preset groups with a network each.
+
+    Attributes:
+        num_networks: K, how many groups and networks there are.
+        optimiser: Local solver.
+        work: Local work of a round.
+        finetune_epochs: Passes over a client's data that make its personal model; 0 keeps that of its group.
+        finetune_step_size: Learning rate of those passes.
+    """
+
+    num_networks: int = static(default=2)
+    optimiser: Optimiser = Optimiser()
+    work: Work = Work()
+    finetune_epochs: int = static(default=5)
+    finetune_step_size: float = 0.01
+
+    linear: ClassVar[bool] = False
+
+    def check(self) -> None:
+        at_least("num-networks", self.num_networks, 1)
+        self.optimiser.check()
+        self.work.check()
+        at_least("finetune-epochs", self.finetune_epochs, 0)
+        positive("finetune-step-size", self.finetune_step_size)
+
+    def init(self, task: Task, key: Key) -> Params:
+        return clusters.fresh(task, key, self.num_networks, alike=False, name="num-networks")
+
+    def broadcast(self, server: Params) -> Params:
+        return server
+
+    def enrol(self, task: Task, down: Params, key: Key) -> Array:
+        del task, down
+        return jax.random.randint(key, (), 0, self.num_networks, jnp.int32)
+
+    def client_update(
+        self, task: Task, down: Params, client: Array, data: Shard, key: Key
+    ) -> tuple[Array, Message[Assigned], Info]:
+        params, loss = fit(task.nll, clusters.pick(down, client), data, self.optimiser, self.work, key)
+        sent = Assigned(client, params.weights, params.stats)
+        return client, Message(sent, weight=data.count.astype("float32")), {"loss": loss}
+
+    def aggregate(self, task: Task, server: Params, messages: Message[Assigned], key: Key) -> tuple[Params, Info]:
+        del task, key
+        return clusters.aggregate(server, messages)
+
+    def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Params:
+        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
+        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
+        return fit(task.nll, clusters.pick(down, client), data, optimiser, work, key)[0]
+
+    def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
+        del data
+        return clusters.pick(down, self.enrol(task, down, key))
+
+    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
+        del key
+        return point(task.model.apply(posterior, x)[0])
+
+    def reference(self, task: Task, down: Params, payload: Assigned) -> Assigned:
+        del task
+        return clusters.reference(down, payload)
+
+    def cluster(self, client: Array) -> Array:
+        return client
