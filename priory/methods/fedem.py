@@ -19,6 +19,8 @@ What the paper leaves open, and what is done here:
 - Components begin as independent networks, as in the authors' code; clients begin with equal weights.
 - π_k is fitted `weight_steps` times more to the broadcast components before a client predicts, at no more than one pass
   over its data. The authors' code does so once for clients that took no part, and not for others.
+- Comparisons of the FedHB paper fine-tune the network of every method to a client. With `finetune_epochs` the M-step is
+  taken once more, on a client's own copies of the components; the paper's own personal models have none of it.
 - Without π_k, for a global prediction, all components count equally.
 - Statistics of a batch norm belong to their component; the E-step evaluates with those that were broadcast.
 """
@@ -31,8 +33,8 @@ from jax import Array
 
 from priory.core import trees
 from priory.core.rng import Key
-from priory.core.struct import static, struct
-from priory.fed.checks import at_least
+from priory.core.struct import replace, static, struct
+from priory.fed.checks import at_least, positive
 from priory.fed.local import Optimiser, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task
 from priory.fed.shard import Batch, Shard
@@ -59,12 +61,16 @@ class FedEM:
         weight_steps: EM steps on a client's mixture weights before it predicts; 0 leaves them as training had them.
         optimiser: Local solver, of each component by itself.
         work: Local work of a round, done once for each component.
+        finetune_epochs: Passes over a client's data that fit its own copies of the components; 0 keeps those of all.
+        finetune_step_size: Learning rate of those passes.
     """
 
     num_components: int = static(default=3)
     weight_steps: int = static(default=5)
     optimiser: Optimiser = Optimiser()
     work: Work = Work()
+    finetune_epochs: int = static(default=0)
+    finetune_step_size: float = 0.01
 
     linear: ClassVar[bool] = True
 
@@ -73,6 +79,8 @@ class FedEM:
         at_least("weight-steps", self.weight_steps, 0)
         self.optimiser.check()
         self.work.check()
+        at_least("finetune-epochs", self.finetune_epochs, 0)
+        positive("finetune-step-size", self.finetune_step_size)
 
     def init(self, task: Task, key: Key) -> Params:
         drawn = [task.init(each) for each in self._split(key)]
@@ -90,18 +98,7 @@ class FedEM:
     ) -> tuple[Array, Message[Params], Info]:
         share = _responsibilities(client, self._log_prob(task, down, data))  # E-step
         weights = _mean_share(share, data, otherwise=client)  # M-step of π_k
-
-        def train(place: tuple[Params, Array, Key]) -> tuple[Params, Array]:
-            component, share, key = place
-
-            def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
-                outputs, stats = task.model.apply(params, batch.x, key=key)
-                weighted = jnp.sum(batch.mask * share[batch.position] * task.log_prob(outputs, batch))
-                return -weighted / jnp.maximum(jnp.sum(batch.mask), 1.0), stats
-
-            return fit(objective, component, data, self.optimiser, self.work, key)
-
-        components, losses = jax.lax.map(train, (down, share, self._split(key)))  # M-step of θ_1 … θ_M
+        components, losses = self._train(task, down, share, data, self.optimiser, self.work, key)
         info = {f"share_{m + 1}": weights[m] for m in range(self.num_components)}
         message = Message(components, weight=data.count.astype("float32"))
         return weights, message, {"loss": jnp.sum(losses), **info}
@@ -111,15 +108,20 @@ class FedEM:
         return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
 
     def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Mixture:
-        del key
-        if self.weight_steps == 0:
+        if self.weight_steps == self.finetune_epochs == 0:
             return Mixture(down, client)
         log_prob = self._log_prob(task, down, data)
 
         def step(_: Array, weights: Array) -> Array:
             return _mean_share(_responsibilities(weights, log_prob), data, otherwise=weights)
 
-        return Mixture(down, jax.lax.fori_loop(0, self.weight_steps, step, client))
+        weights = jax.lax.fori_loop(0, self.weight_steps, step, client)
+        if self.finetune_epochs == 0:
+            return Mixture(down, weights)
+        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
+        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
+        share = _responsibilities(weights, log_prob)
+        return Mixture(self._train(task, down, share, data, optimiser, work, key)[0], weights)
 
     def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Mixture:
         del task, data, key
@@ -134,6 +136,23 @@ class FedEM:
     def reference(self, task: Task, down: Params, payload: Params) -> Params:
         del task, payload
         return down
+
+    def _train(
+        self, task: Task, components: Params, share: Array, data: Shard, optimiser: Optimiser, work: Work, key: Key
+    ) -> tuple[Params, Array]:
+        """Each component after training on the loss weighted by its responsibilities: M-step of θ_1 … θ_M."""
+
+        def train(place: tuple[Params, Array, Key]) -> tuple[Params, Array]:
+            component, share, key = place
+
+            def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
+                outputs, stats = task.model.apply(params, batch.x, key=key)
+                weighted = jnp.sum(batch.mask * share[batch.position] * task.log_prob(outputs, batch))
+                return -weighted / jnp.maximum(jnp.sum(batch.mask), 1.0), stats
+
+            return fit(objective, component, data, optimiser, work, key)
+
+        return jax.lax.map(train, (components, share, self._split(key)))
 
     def _split(self, key: Key) -> Key:
         """A key for each component, (M,); a single one has all of it, as in FedAvg."""

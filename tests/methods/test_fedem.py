@@ -149,3 +149,15 @@ def test_components_are_averaged_one_by_one_with_weights_n_k():
 def test_a_bad_setting_ends_in_a_sentence(options, sentence):
     with pytest.raises(UsageError, match=sentence):
         replace(FedEM(), **options).check()
+
+
+def test_fine_tuning_one_component_is_that_of_fedavg():
+    task, data = tiny_task(), tiny_shards().of(jnp.int32(0))
+    options = {"optimiser": Optimiser(step_size=0.05, momentum=0.9), "work": Work(epochs=2, batch_size=3)}
+    tuned = {"finetune_epochs": 3, "finetune_step_size": 0.02}
+    mixture, average = FedEM(num_components=1, **options, **tuned), FedAvg(**options, **tuned)
+    down = average.init(task, rng.root(0))
+    stacked = jax.tree.map(lambda leaf: leaf[None], down)
+    own = personalised(mixture, task, stacked, jnp.ones(1), data, rng.root(1)).components
+    alone = personalised(average, task, down, (), data, rng.root(1))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, atol=1e-6), own, alone)
