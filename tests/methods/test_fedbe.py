@@ -199,3 +199,15 @@ def test_a_bad_hyper_parameter_ends_in_one_sentence(method, says):
         method.check()
     assert says in str(caught.value)
     assert str(caught.value).endswith(".")
+
+
+def test_mixtures_of_clients_do_not_depend_on_the_order_or_the_absence_of_messages():
+    task, messages = linear_task(), networks(3)
+    method = FedBE(distribution="dirichlet")
+    server = method.init(task, rng.root(1))
+    turned = jax.tree.map(lambda leaf: leaf[np.array([2, 0, 1])], messages)
+    payload = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.full_like(leaf[:1], jnp.nan)]), messages.payload)
+    padded = Message(payload, jnp.append(messages.weight, 0.0), jnp.append(messages.sender, 9))
+    servers = [method.aggregate(task, server, one, rng.root(0))[0] for one in (messages, turned, padded)]
+    assert_close(servers[1], servers[0])
+    assert_close(servers[2], servers[0])
