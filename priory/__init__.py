@@ -16,6 +16,7 @@ from priory.engine import (
     simulate,
 )
 from priory.fed.local import Optimiser, Work
+from priory.methods.apfl import APFL
 from priory.methods.cfedbayes import CFedBayes
 from priory.methods.ditto import Ditto
 from priory.methods.ensemble import Ensemble
@@ -48,6 +49,7 @@ from priory.methods.sfedbayes import SFedBayes
 __version__ = "0.1.0"
 
 __all__ = [
+    "APFL",
     "IFCA",
     "CFedBayes",
     "Ditto",

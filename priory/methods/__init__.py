@@ -4,6 +4,7 @@ import difflib
 from typing import Any
 
 from priory.core.errors import UsageError
+from priory.methods.apfl import APFL
 from priory.methods.cfedbayes import CFedBayes
 from priory.methods.ditto import Ditto
 from priory.methods.ensemble import Ensemble
@@ -44,6 +45,7 @@ REGISTRY: dict[str, type[Any]] = {
     "pfedme": PFedMe,
     "per-fedavg": PerFedAvg,
     "scaffold": Scaffold,
+    "apfl": APFL,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedpa": FedPA,
