@@ -21,9 +21,10 @@ RANKS = {
     **dict.fromkeys(["engine", "tune", "deploy"], 7),
     **dict.fromkeys(["report", "calibration", "estimator"], 8),
     **dict.fromkeys(["reproduce"], 9),
-    "": 10,  # priory/__init__.py, which gathers the public names
-    **dict.fromkeys(["cli"], 11),
-    **dict.fromkeys(["__main__"], 12),
+    "_names": 10,  # gathers the public names
+    "": 11,  # priory/__init__.py, which hands them out
+    **dict.fromkeys(["cli"], 12),
+    **dict.fromkeys(["__main__"], 13),
 }
 SIDEWAYS = {("tune", "engine"), ("deploy", "engine")}  # the only arrows allowed between layers of one rank
 
@@ -153,18 +154,37 @@ def test_importing_priory_changes_no_jax_setting():
     code = """
 import os, jax
 settings, environment = dict(jax.config.values), dict(os.environ)
-import priory
+from priory import *
 print([name for name, value in settings.items() if jax.config.values[name] != value], environment == dict(os.environ))
 """
     assert run_python(code) == "[] True"
 
 
 def test_importing_priory_leaves_the_devices_open():
-    code = "import jax, priory; jax.config.update('jax_num_cpu_devices', 3); print(jax.device_count('cpu'))"
+    code = (
+        "import jax; from priory import *; jax.config.update('jax_num_cpu_devices', 3); print(jax.device_count('cpu'))"
+    )
     assert run_python(code) == "3"
 
 
 def test_importing_priory_imports_no_library_that_only_some_runs_need():
     extras = ["pandas", "sklearn", "flwr", "datasets", "arviz", "tensorboard", "mlflow", "wandb"]
-    code = f"import sys, priory; print(set({extras}) & set(sys.modules))"
-    assert run_python(code) == "set()"
+    extras += ["scipy.stats", "scipy.optimize", "scipy.sparse"]
+    code = f"import sys; from priory import *; print('jax' in sys.modules, set({extras}) & set(sys.modules))"
+    assert run_python(code) == "True set()"
+
+
+def test_help_does_not_wait_for_jax():
+    code = "import sys; from priory.cli import main; main(['--help']); print({'jax', 'numpy'} & set(sys.modules))"
+    assert run_python(code).splitlines()[-1] == "set()"
+
+
+def test_priory_hands_out_its_public_names_and_its_modules():
+    code = """
+import priory
+import priory.engine.simulate
+print(set(priory.__all__) <= set(dir(priory)), all(hasattr(priory, name) for name in priory.__all__))
+print(priory.simulate is priory.engine.simulate, priory.estimator.__name__, priory.FedAvg is priory.FedAvg)
+print(hasattr(priory, "fedavg"), hasattr(priory, "_names_"), hasattr(priory, "Any_"))
+"""
+    assert run_python(code) == "True True\nTrue priory.estimator True\nFalse False False"

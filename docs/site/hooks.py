@@ -163,8 +163,9 @@ def _reference() -> dict[str, str]:
 
 def _names(package: griffe.Module) -> str:
     rows = []
-    for name in package.exports or []:
-        thing = _meant(package, name)
+    public = package["_names"]
+    for name in public.exports:
+        thing = _meant(public, name)
         link = f"({name}.md)" if thing.is_module else f"[{thing.canonical_path}]"
         # One paper, one file: the module says what the class of its name is.
         told = thing.module if thing.canonical_path.startswith("priory.methods.") else thing

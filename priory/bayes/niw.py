@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from scipy.special import digamma, multigammaln
 
 from priory.core import trees
 from priory.core.rng import Key
@@ -94,7 +94,7 @@ def expected_log_det(q: NIW) -> Array:
     log_scale = sum(jnp.sum(jnp.log(v)) for v in jax.tree.leaves(q.scale))
     blocks = trees.size(q.scale) // q.dim
     half = (q.dof - np.arange(q.dim)) / 2
-    return log_scale - jnp.float32(blocks * (q.dim * math.log(2) + np.sum(digamma(half))))
+    return log_scale - jnp.float32(blocks * (q.dim * math.log(2) + np.sum(scipy.special.digamma(half))))
 
 
 def kl(q: NIW, p: NIW) -> Array:
@@ -104,8 +104,8 @@ def kl(q: NIW, p: NIW) -> Array:
     half_q, half_p = q.dof / 2, p.dof / 2
     # Differences of huge numbers where dim is large: the constants are summed as float64, before any tracing, and the
     # scales are compared by the precisions n V⁻¹ that they make, which differ little.
-    normaliser = float(multigammaln(half_p, q.dim) - multigammaln(half_q, q.dim))
-    normaliser += (half_q - half_p) * np.sum(digamma((q.dof - np.arange(q.dim)) / 2))
+    normaliser = float(scipy.special.multigammaln(half_p, q.dim) - scipy.special.multigammaln(half_q, q.dim))
+    normaliser += (half_q - half_p) * np.sum(scipy.special.digamma((q.dof - np.arange(q.dim)) / 2))
     constant = blocks * normaliser + num * (half_p * (1 + math.log(q.dof / p.dof)) - half_q)
     constant += 0.5 * num * (p.strength / q.strength - 1)
     constant += 0.5 * num * math.log(q.strength / p.strength)

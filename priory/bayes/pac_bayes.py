@@ -11,13 +11,12 @@ one. Everything below follows from this one event, so that the bounds hold toget
 
 import math
 
-from scipy.optimize import brentq
-from scipy.special import rel_entr
+import scipy  # its parts load at their first use; a run needs none of them
 
 
 def binary_kl(q: float, p: float) -> float:
     """The divergence in nats of a coin with probability q from one with p; infinite where p rules out what q does."""
-    return float(rel_entr(q, p) + rel_entr(1 - q, 1 - p))
+    return float(scipy.special.rel_entr(q, p) + scipy.special.rel_entr(1 - q, 1 - p))
 
 
 def upper_inverse(q: float, nats: float) -> float:
@@ -29,7 +28,7 @@ def upper_inverse(q: float, nats: float) -> float:
     last = math.nextafter(1.0, 0.0)
     if nats <= 0 or binary_kl(q, last) <= nats:
         return q if nats <= 0 else 1.0
-    return float(brentq(lambda p: binary_kl(q, p) - nats, q, last, xtol=1e-15, rtol=1e-15))
+    return float(scipy.optimize.brentq(lambda p: binary_kl(q, p) - nats, q, last, xtol=1e-15, rtol=1e-15))
 
 
 def sampled_error(error: float, num_draws: int, delta: float) -> float:

@@ -27,8 +27,8 @@ from typing import Any, Literal, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax import Array, lax
-from scipy import stats
 
 from priory.core import rng, trees
 from priory.core.errors import UsageError
@@ -87,7 +87,7 @@ class Poisson:
     @property
     def displaces(self) -> float:
         """The probability that a client is drawn where the others fill the capacity already."""
-        return float(self.probability * stats.binom.sf(self.capacity - 1, self.num_clients - 1, self.probability))
+        return float(self.probability * scipy.stats.binom.sf(self.capacity - 1, self.num_clients - 1, self.probability))
 
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
         return _poisson_epsilon(self, noise, rounds, delta) if rounds else 0.0

@@ -19,7 +19,7 @@ AUROC, FPR95        of foreign against own test inputs of one client, see `place
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
+import scipy
 
 from priory.metrics import NUM_BINS
 from priory.uncertainty.bootstrap import Units
@@ -47,7 +47,7 @@ class Binned:
         shape: Of the bins, and the number of columns.
     """
 
-    sums: sparse.csr_matrix
+    sums: "scipy.sparse.csr_matrix"
     shape: tuple[int, ...]
 
     @classmethod
@@ -59,7 +59,7 @@ class Binned:
         place = num * bins.reshape(-1, 1) + np.arange(num)
         entries = (values.ravel(), (np.repeat(unit, num), place.ravel()))
         size = int(np.prod(shape)) * num
-        return cls(sparse.csr_matrix(entries, shape=(units.num, size)), (*shape, num))
+        return cls(scipy.sparse.csr_matrix(entries, shape=(units.num, size)), (*shape, num))
 
     def total(self, weights: np.ndarray) -> np.ndarray:
         """The sums over all units, each with its weight, (bins, columns)."""
