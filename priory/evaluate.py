@@ -91,11 +91,17 @@ def tally_clients(
 
     def one(shared: tuple[Standing, Shards], place: Place) -> ClientTallies:
         standing, held = shared
-        parts = evaluated_parts(standing, place, visits=visits, arriving=arriving, batched=batch > 1)
         method, task, test = standing.method, standing.task, held.of(place[0])
-        return ClientTallies(
-            **{part: tally(method, task, posterior, test, key) for part, (posterior, key) in parts.items()}
-        )
+
+        def tallies() -> ClientTallies:
+            parts = evaluated_parts(standing, place, visits=visits, arriving=arriving, batched=batch > 1)
+            return ClientTallies(
+                **{part: tally(method, task, posterior, test, key) for part, (posterior, key) in parts.items()}
+            )
+
+        # Nobody is personalised for nothing: of a million small clients many have no test examples.
+        nothing = trees.zeros(jax.eval_shape(tallies))
+        return trees.either(test.count > 0, tallies, lambda: nothing, batched=batch > 1)
 
     return for_each(one, (standing, held), (ids, joined, clients), mesh, batch)
 

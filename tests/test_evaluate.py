@@ -173,3 +173,23 @@ def test_doubts_about_inputs_read_no_label_and_leave_padding_out(monkeypatch):
     probabilities = jax.nn.softmax(problem.model.apply(params, shard().pool.x[3 : 3 + NUM])[0])
     np.testing.assert_allclose(found[0], -jnp.sum(probabilities * jnp.log(probabilities), axis=-1), rtol=1e-5)
     np.testing.assert_array_equal(found[1], np.zeros(NUM))
+
+
+def test_a_client_without_test_examples_is_not_personalised():
+    asked = []
+
+    @struct
+    class Asks(priory.FedAvg):
+        """FedAvg that tells whom it personalises."""
+
+        def personalise(self, task: Any, down: Any, client: Any, data: Any, key: Any) -> Any:
+            jax.debug.callback(lambda start: asked.append(int(start)), data.start[0])
+            return super().personalise(task, down, client, data, key)
+
+    x, y = np.random.default_rng(0).normal(size=(12, 2)), np.arange(12) % 2
+    federation = priory.data.from_arrays(x, y, np.repeat(["a", "b", "c"], [1, 10, 1]), test=0.2)
+    assert federation.test.count.tolist() == [0, 2, 0]
+    run = priory.simulate(Asks(), federation, rounds=1, model="linear", eval_every=0)
+    jax.effects_barrier()
+    assert asked == [federation.train.start[1]]
+    assert np.isnan(run.personal.per_client["accuracy"]).tolist() == [True, False, True]

@@ -1,5 +1,6 @@
 """From a data set to a federation: deal, split, hold out, then sort the pool once."""
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from priory.data.tables import Encoder, fit_encoder
 __all__ = ["Options", "build"]
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
+ALIGNMENT = 64  # bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,16 +279,16 @@ def _assemble(
     trains = np.arange(3 * num_clients) % 3 == TRAIN
     trains[3 * (num_clients - num_newcomers) :] = False
     training = np.repeat(trains, count)
-    x, shift, factor, encoder = _encode(dataset, dataset.x[rows], training)
+    x, shift, factor, encoder = _encode(dataset, aligned(dataset.x, rows), training)
     shown = None if public is None else alignment.encoded(public, x[training], factor, encoder)
     truth = {key: value[order] for key, value in deal.truth.items()}
     bounds = np.r_[start[::3], len(rows)]
     x, drawn = transforms.apply(steps, x, bounds, order, num_newcomers, dataset.pixel_max, truth, wanted.seed)
-    y, scale = dataset.y[rows], None if dataset.scale is None else dataset.scale[rows]
+    y, scale = aligned(dataset.y, rows), None if dataset.scale is None else dataset.scale[rows]
     splits = [array for split in (train, validation, test) for array in (split.start, split.count)]
     return Federation(
         name=dataset.name,
-        x=x,
+        x=aligned(x),
         y=y,
         scale=scale,
         shift=shift,
@@ -305,6 +307,25 @@ def _assemble(
         public=shown,
         public_rows=None if public is None else Origin(public.source, public.index),
     )
+
+
+def aligned(array: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+    """The array, or the given rows of it, from an address that is a multiple of 64.
+
+    Host devices of JAX read such an array where it is; any other they copy, each of them once.
+    """
+    if rows is None and array.ctypes.data % ALIGNMENT == 0:
+        return array
+    shape = array.shape if rows is None else (len(rows), *array.shape[1:])
+    size = math.prod(shape) * array.dtype.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    first = -raw.ctypes.data % ALIGNMENT
+    made = raw[first : first + size].view(array.dtype).reshape(shape)
+    if rows is None:
+        made[...] = array
+    else:
+        np.take(array, rows, axis=0, out=made, mode="clip")  # "raise" would buffer the whole
+    return made
 
 
 def _encode(

@@ -345,7 +345,12 @@ class Session:
                 found.append(jax.tree.map(lambda leaf, piece=piece: leaf[: len(piece)], devices.to_host(some, mesh)))
             order.append(places)
         back = np.argsort(np.concatenate(order))
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *found)
+
+        def joined(*leaves: np.ndarray) -> np.ndarray:
+            whole = np.concatenate(leaves) if len(leaves) > 1 else leaves[0]
+            return whole[back] if len(self.tasks) > 1 else whole  # one group is in order already
+
+        return jax.tree.map(joined, *found)
 
     def _states(self, stacked: Any, task: Task) -> Any:
         """The states of clients that have the network of a task."""

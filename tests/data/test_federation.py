@@ -1,5 +1,6 @@
 """The pool: sorted, summed, and the same bytes for the same arguments."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -89,3 +90,11 @@ def test_an_unknown_client_is_refused(client, words):
     federation = from_arrays([[0.0], [1.0]], [0, 1], ["a", "b"])
     with pytest.raises(UsageError, match=words):
         federation.rows(client)
+
+
+def test_host_devices_read_the_pool_where_it_is():
+    draw = np.random.default_rng(0)
+    made = from_arrays(draw.normal(size=(4001, 7)), np.arange(4001) % 3, np.arange(4001) % 5, test=0.2)
+    for array in (made.x, made.y):
+        placed = jax.device_put(array, jax.devices("cpu")[0])
+        assert placed.unsafe_buffer_pointer() == array.ctypes.data
