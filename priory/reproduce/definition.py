@@ -5,6 +5,7 @@
     notes               what is to be known of the outcome, in sentences
     seeds, seconds      seeds of a cell, and about how long one takes on two cores before any was measured
     measure             a function of `measures`, for figures that no summary has
+    comparable          false where the published numbers are of other data: they are shown, and not held against ours
     cells               the definition whose cells these are, where two tables are made of the same runs
     [columns]           heading = "dotted.name" of a number in a summary, or {at, factor, digits, lower}; lower = true
                         where less is better
@@ -16,7 +17,7 @@
                         [method]; blocks = some of them; published = {BLOCK = {HEADING = number or [number, error]}};
                         of = the row whose runs these are, and columns = {HEADING = "dotted.name"} where they are read
                         elsewhere, as the global model of a run whose personal models have a row of their own
-    [quick]             seeds, rows, blocks, data, run and method of the short form
+    [quick]             seeds, seconds, rows, blocks, data, run and method of the short form
 
 The seed is that of the partition and of the run, so methods are paired within a seed.
 """
@@ -101,6 +102,7 @@ class Definition:
     reduced: str = ""
     notes: tuple[str, ...] = ()
     measure: str | None = None
+    is_comparable: bool = True
     data: Table = field(default_factory=dict)
     run: Table = field(default_factory=dict)
     method: Table = field(default_factory=dict)
@@ -120,10 +122,13 @@ class Definition:
         found: dict[str, None] = {}
         for block, row in self.places():
             data = self.data | block.data | row.data
-            found[str(data["data"]).partition(":")[0]] = None
-            mixed = str(data.get("transform", ""))
+            name, *arguments = str(data["data"]).split(":")
+            found[":".join([name, *arguments[:1]]) if name == "synthetic" else name] = None
+            mixed, aligned = str(data.get("transform", "")), str(data.get("align", "own"))
             if mixed.startswith("mix:"):
                 found[mixed.removeprefix("mix:")] = None
+            if not aligned.startswith("own"):
+                found[aligned.partition(":")[0]] = None
         return tuple(found)
 
 
@@ -149,6 +154,7 @@ def parse(name: str, table: Table, quick: Table | None = None, seeds: int | None
     """A definition from the table of its file."""
     short: Table = quick or {}
     defaults: Table = {"seeds": 1, "seconds": 60.0} | table | short
+    pace = {"seconds": None} if "seconds" in short else {}  # those of a row are of its full form
     every = _with_runs(table["row"])
     keys = [row["key"] for row in every if row["key"] in short.get("rows", [row["key"]])]
 
@@ -177,11 +183,12 @@ def parse(name: str, table: Table, quick: Table | None = None, seeds: int | None
         seconds=defaults["seconds"],
         columns=tuple(_column(heading, value) for heading, value in table["columns"].items()),
         blocks=tuple(one for one in blocks if one.rows and one.key in short.get("blocks", [one.key])),
-        rows=tuple(_row(row) for row in every if row["key"] in keys),
+        rows=tuple(_row(row | pace) for row in every if row["key"] in keys),
         directory=("quick/" if quick else "") + str(table.get("cells", name)),
         reduced=" ".join(str(table.get("reduced", "")).split()),
         notes=tuple(" ".join(str(one).split()) for one in table.get("notes", ())),
         measure=table.get("measure"),
+        is_comparable=table.get("comparable", True),
         data=table.get("data", {}),
         run=table.get("run", {}),
         method=table.get("method", {}),

@@ -137,6 +137,8 @@ def _overview(filled: list[Filled]) -> str:
 
 
 def _reached(filled: Filled) -> str:
+    if not filled.definition.is_comparable:
+        return "other data"
     compared = sum(
         entry.published is not None and bool(entry.values)
         for part in filled.parts

@@ -1,10 +1,11 @@
-"""Rows that have the runs of other rows, and columns in which less is better."""
+"""Words of a definition that few tables use: rows of other rows, columns where less is better, other data."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from priory.engine import manifest
+from priory.reproduce import pages
 from priory.reproduce.cells import Cell, cells_of
 from priory.reproduce.definition import Definition, parse
 from priory.reproduce.numbers import fill, shortfalls
@@ -36,10 +37,33 @@ def test_a_number_is_short_on_the_side_that_is_worse(tmp_path: Path) -> None:
     assert shortfalls(fill(definition, tmp_path)) == []
 
 
-def _definition() -> Definition:
+def test_numbers_of_other_data_are_shown_and_not_held_against_ours(tmp_path: Path) -> None:
+    for word, is_told in (({}, True), ({"comparable": False}, False)):
+        definition = _definition(**word)
+        _keep(
+            cells_of(definition, tmp_path)[0], {"personal": {"accuracy": 0.9, "ece": 0.1}, "global": {"accuracy": 0.7}}
+        )
+        page = pages.markdown(fill(definition, tmp_path))
+        assert "80.00" in page
+        assert ("Not reached" in page) == is_told
+
+
+def test_data_sets_are_those_of_examples_and_of_alignment_inputs() -> None:
+    data = {"data": "synthetic:linear:seed={seed}", "partition": "natural", "align": "digits:20"}
+    assert _definition(data=data).data_sets == ("synthetic:linear", "digits")
+
+
+def test_the_time_of_a_short_form_is_its_own() -> None:
+    slow = [ROWS[0] | {"seconds": 500}]
+    assert _definition(row=slow).rows[0].seconds == 500
+    assert _definition({"seconds": 5}, row=slow).rows[0].seconds is None
+
+
+def _definition(quick: dict[str, Any] | None = None, **words: Any) -> Definition:
     columns = {"accuracy": "personal.accuracy", "ECE": {"at": "personal.ece", "lower": True}}
     data = {"data": "digits", "partition": "iid", "clients": 4}
-    return parse("some", {"paper": "A paper", "title": "A table", "columns": columns, "data": data, "row": ROWS})
+    table = {"paper": "A paper", "title": "A table", "columns": columns, "data": data, "row": ROWS}
+    return parse("some", table | words, quick)
 
 
 def _keep(cell: Cell, scores: dict[str, Any]) -> None:
