@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from sklearn.datasets import load_digits
 
 from priory.core.errors import UsageError
 from priory.data import describe, files, from_spec, load
@@ -28,6 +29,12 @@ def nowhere(monkeypatch, tmp_path):
 def test_digits_are_bytes_of_sixteen_levels():
     data = load("digits")
     assert (data.x.shape, data.x.dtype, data.x.max()) == ((1797, 8, 8, 1), np.uint8, 16)
+
+
+def test_digits_are_those_of_scikit_learn():
+    data, theirs = load("digits"), load_digits()
+    np.testing.assert_array_equal(data.x[..., 0], theirs.images)
+    np.testing.assert_array_equal(data.y, theirs.target)
 
 
 def test_standard_scaling_of_digits_is_that_of_the_data():
