@@ -37,6 +37,7 @@ from priory.methods.fedyogi import FedYogi
 from priory.methods.fesem import FeSEM
 from priory.methods.ifca import IFCA
 from priory.methods.knn_per import KNNPer
+from priory.methods.lg_fedavg import LGFedAvg
 from priory.methods.local import Local
 from priory.methods.per_fedavg import PerFedAvg
 from priory.methods.pfedbayes import PFedBayes
@@ -69,6 +70,7 @@ __all__ = [
     "FedVI",
     "FedYogi",
     "KNNPer",
+    "LGFedAvg",
     "Listener",
     "Local",
     "Optimiser",

@@ -25,6 +25,7 @@ from priory.methods.fedyogi import FedYogi
 from priory.methods.fesem import FeSEM
 from priory.methods.ifca import IFCA
 from priory.methods.knn_per import KNNPer
+from priory.methods.lg_fedavg import LGFedAvg
 from priory.methods.local import Local
 from priory.methods.per_fedavg import PerFedAvg
 from priory.methods.pfedbayes import PFedBayes
@@ -46,6 +47,7 @@ REGISTRY: dict[str, type[Any]] = {
     "per-fedavg": PerFedAvg,
     "scaffold": Scaffold,
     "apfl": APFL,
+    "lg-fedavg": LGFedAvg,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedpa": FedPA,
