@@ -99,7 +99,7 @@ class Cell:
             same = (
                 hyper.pop("name") == self.row.method
                 and manifest.from_table(type(self.method), hyper) == self.method
-                and settings.make(there["run"]) == self.settings
+                and _is_as_asked(settings.make(there["run"]), self.settings)
                 and there["data"] == self.data
             )
         except (ValueError, KeyError, TypeError, UsageError):
@@ -190,6 +190,13 @@ def _flags(values: dict[str, Any]) -> Iterator[str]:
             continue
         for one in value if isinstance(value, (list, tuple)) else (value,):
             yield from (f"--{flag}", str(one))
+
+
+def _is_as_asked(found: Settings, asked: Settings) -> bool:
+    """Whether runs are the same; one that was scored on the way more often than is asked has the same numbers."""
+    if asked.eval_every == 0 or (found.eval_every and asked.eval_every and asked.eval_every % found.eval_every == 0):
+        found = dataclasses.replace(found, eval_every=asked.eval_every)
+    return found == asked
 
 
 def _curve_point(line: dict[str, Any]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from priory import data, metrics
+from priory.bayes import spike_slab
 from priory.core.errors import UsageError
 from priory.engine.run import Run
 from priory.fed.method import AdviceWarning
@@ -70,6 +71,12 @@ def covered(run: Run) -> dict[str, float]:
     }
 
 
+def density(run: Run) -> dict[str, float]:
+    """The mean probability that a weight is not zero, of the clients' posteriors in the last round and of the prior."""
+    prior = spike_slab.of(run.server.weights)
+    return {"personal": run.history[-1]["info"]["density"], "global": float(spike_slab.density(prior))}
+
+
 def without_labels(run: Run) -> dict[str, float]:
     """What a method has for clients whose labels it does not read, and how participants are served against newcomers.
 
@@ -107,5 +114,6 @@ MEASURES: dict[str, Callable[[Run], dict[str, float]]] = {
     "distances": distances,
     "told-apart": told_apart,
     "covered": covered,
+    "density": density,
     "without-labels": without_labels,
 }

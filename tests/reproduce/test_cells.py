@@ -33,6 +33,24 @@ def test_a_run_with_other_settings_does_not_count(tiny, table, tmp_path):
         assert first(other, tmp_path).kept() is None, part
 
 
+def test_a_run_that_was_scored_more_often_than_is_asked_counts_and_has_the_same_numbers(table, tmp_path):
+    table["row"] = [{"key": "b", "method": "pfedbayes", "set": {"samples": 2}, "blocks": ["one"]}]
+    table["run"]["rounds"] = 4
+
+    def every(rounds: int, out: str) -> Cell:
+        asked = {**table, "run": {**table["run"], "eval_every": rounds}}
+        return first(definition.parse("digits-table-0", asked), tmp_path / out)
+
+    federations = Federations()
+    often, never = every(2, "often").run(federations), every(0, "never").run(federations)
+    assert often is not None
+    assert never is not None
+    assert (len(often["curve"]), len(never["curve"])) == (2, 1)
+    assert [often[part] for part in ("personal", "global")] == [never[part] for part in ("personal", "global")]
+    assert [every(rounds, "often").kept() is not None for rounds in (0, 4, 2, 3, 1)] == [True, True, True, False, False]
+    assert every(2, "never").kept() is None
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"manifest": {"method": {"name": "fedavg", "odd": 1}}}'])
 def test_a_damaged_file_counts_as_missing(tiny, tmp_path, text):
     cell = first(tiny, tmp_path)
