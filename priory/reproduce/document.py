@@ -39,7 +39,7 @@ was.
 How to read them. ± is the standard error over seeds; a number without it is a single run with seed 0, and compares with
 means over seeds only as far as seeds allow. The published ± is whatever the paper prints. Seed s is that of the
 partition and of the run, so methods are paired within a seed (`priory reproduce` writes the paired differences into its
-HTML page). Numbers are those of the last round, never the best one. Where one of ours is worse than the published one by
+HTML page). Numbers are those of the last round, never the best one. Where ours is worse than the published one by
 more than two standard errors (half a point with a single seed), the list under the table says so. With three seeds a
 difference of two standard errors is weak evidence.
 """
