@@ -157,7 +157,7 @@ def _cells(definition: Definition, out: Path) -> Iterator[Cell]:
     for block in definition.blocks:
         for seed in range(block.seeds):
             for row in definition.rows:
-                if row.key in block.rows:
+                if row.key in block.rows and (row.seeds is None or seed < row.seeds):
                     yield Cell(definition, block, row, seed, out)
 
 

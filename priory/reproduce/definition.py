@@ -13,11 +13,11 @@
     [run]               settings of the runs
     [method]            settings that all methods share, by flag name; "none" stands for None
     [[block]]           a part of the table: key, title, and data, run, method, seeds of its own; rows = some of them
-    [[row]]             key, label, method, set = its own settings, data and run of its own; shared = false does without
-                        [method]; blocks = some of them; published = {BLOCK = {HEADING = number or [number, error]}};
-                        of = the row whose runs these are, and columns = {HEADING = "dotted.name"} where they are read
-                        elsewhere, as the global model of a run whose personal models have a row of their own
-    [quick]             seeds, seconds, rows, blocks, data, run and method of the short form
+    [[row]]             key, label, method, set = its own settings, data, run and seeds of its own; shared = false does
+                        without [method]; blocks = some of them; published = {BLOCK = {HEADING = number or [number,
+                        error]}}; of = the row whose runs these are, and columns = {HEADING = "dotted.name"} where they
+                        are read elsewhere, as the global model of a run whose personal models have a row of their own
+    [quick]             seeds, seconds, rows, blocks, data, run and method of the short form; a row's run yields to its
 
 The seed is that of the partition and of the run, so methods are paired within a seed.
 """
@@ -37,7 +37,7 @@ __all__ = ["Block", "Column", "Definition", "Row", "names", "read"]
 PERCENT, PLAIN = (100.0, 2), (1.0, 4)
 SHAPES = {"accuracy": PERCENT, "mean": PERCENT, "worst": PERCENT, "p10": PERCENT, "rmse": (1.0, 3)}
 ONLY = "all"  # the key of the block of a definition that names none
-RUNS = ("method", "set", "shared", "data", "run", "seconds", "blocks")  # what a row's runs are made of
+RUNS = ("method", "set", "shared", "data", "run", "seeds", "seconds", "blocks")  # what a row's runs are made of
 Table = dict[str, Any]
 
 
@@ -83,6 +83,7 @@ class Row:
     shared: bool = True
     data: Table = field(default_factory=dict)
     run: Table = field(default_factory=dict)
+    seeds: int | None = None
     seconds: float | None = None
     published: dict[str, dict[str, tuple[float, float | None]]] = field(default_factory=dict)
 
@@ -154,7 +155,9 @@ def parse(name: str, table: Table, quick: Table | None = None, seeds: int | None
     """A definition from the table of its file."""
     short: Table = quick or {}
     defaults: Table = {"seeds": 1, "seconds": 60.0} | table | short
-    pace = {"seconds": None} if "seconds" in short else {}  # those of a row are of its full form
+    pace: Table = {"seconds": None} if "seconds" in short else {}  # those of a row are of its full form
+    if quick or seeds is not None:
+        pace["seeds"] = None
     every = _with_runs(table["row"])
     keys = [row["key"] for row in every if row["key"] in short.get("rows", [row["key"]])]
 
@@ -183,7 +186,9 @@ def parse(name: str, table: Table, quick: Table | None = None, seeds: int | None
         seconds=defaults["seconds"],
         columns=tuple(_column(heading, value) for heading, value in table["columns"].items()),
         blocks=tuple(one for one in blocks if one.rows and one.key in short.get("blocks", [one.key])),
-        rows=tuple(_row(row | pace) for row in every if row["key"] in keys),
+        rows=tuple(
+            _row(row | pace | {"run": row.get("run", {}) | short.get("run", {})}) for row in every if row["key"] in keys
+        ),
         directory=("quick/" if quick else "") + str(table.get("cells", name)),
         reduced=" ".join(str(table.get("reduced", "")).split()),
         notes=tuple(" ".join(str(one).split()) for one in table.get("notes", ())),
@@ -218,6 +223,7 @@ def _row(table: Table) -> Row:
         shared=table.get("shared", True),
         data=table.get("data", {}),
         run=table.get("run", {}),
+        seeds=table.get("seeds"),
         seconds=table.get("seconds"),
         published=published,
     )

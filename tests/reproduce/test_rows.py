@@ -53,17 +53,26 @@ def test_data_sets_are_those_of_examples_and_of_alignment_inputs() -> None:
     assert _definition(data=data).data_sets == ("synthetic:linear", "digits")
 
 
-def test_the_time_of_a_short_form_is_its_own() -> None:
-    slow = [ROWS[0] | {"seconds": 500}]
-    assert _definition(row=slow).rows[0].seconds == 500
-    assert _definition({"seconds": 5}, row=slow).rows[0].seconds is None
+def test_time_and_rounds_of_a_short_form_are_its_own(tmp_path: Path) -> None:
+    slow = [ROWS[0] | {"seconds": 500, "run": {"rounds": 300, "cohort": 2}}]
+    full, quick = _definition(row=slow), _definition({"seconds": 5, "run": {"rounds": 2}}, row=slow)
+    assert (full.rows[0].seconds, quick.rows[0].seconds) == (500, None)
+    settings = [cells_of(one, tmp_path)[0].settings for one in (full, quick)]
+    assert [(one.rounds, one.cohort) for one in settings] == [(300, 2), (2, 2)]
 
 
-def _definition(quick: dict[str, Any] | None = None, **words: Any) -> Definition:
+def test_a_row_can_have_fewer_seeds_than_its_table_unless_they_are_asked_for(tmp_path: Path) -> None:
+    rows = [ROWS[0], {"key": "dear", "method": "fedprox", "seeds": 1}]
+    for asked, expected in ((None, [0, 1, 2, 0]), (2, [0, 1, 0, 1])):
+        cells = cells_of(_definition(seeds_asked=asked, row=rows, seeds=3), tmp_path)
+        assert [cell.seed for key in ("tuned", "dear") for cell in cells if cell.row.key == key] == expected
+
+
+def _definition(quick: dict[str, Any] | None = None, seeds_asked: int | None = None, **words: Any) -> Definition:
     columns = {"accuracy": "personal.accuracy", "ECE": {"at": "personal.ece", "lower": True}}
     data = {"data": "digits", "partition": "iid", "clients": 4}
     table = {"paper": "A paper", "title": "A table", "columns": columns, "data": data, "row": ROWS}
-    return parse("some", table | words, quick)
+    return parse("some", table | words, quick, seeds_asked)
 
 
 def _keep(cell: Cell, scores: dict[str, Any]) -> None:
