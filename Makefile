@@ -4,7 +4,8 @@ BIN := .venv/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
 INSTALLED := .venv/.installed
 SIMULATION_INSTALLED := .venv/.installed-simulation
-TORCH_INSTALLED := .venv-torch/.installed
+OTHERS := torch flower fedjax pfl
+OTHERS_INSTALLED := $(OTHERS:%=.venv-%/.installed)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test slow lint format docs bench results reproduce-quick wheel clean
@@ -36,8 +37,11 @@ docs: $(INSTALLED) ## build the documentation with the API reference into build/
 	$(BIN)/mkdocs build --strict
 	@echo "open build/site/index.html"
 
-bench: $(INSTALLED) $(TORCH_INSTALLED) ## measure against plain PyTorch loops and print the ratios
-	$(BIN)/python bench/run.py --torch .venv-torch/bin/python
+bench: $(INSTALLED) $(OTHERS_INSTALLED) ## measure against PyTorch, Flower, FedJAX and pfl, growth and floor; 20 minutes, idle
+	$(BIN)/python bench/run.py $(foreach side,$(OTHERS),--$(side) .venv-$(side)/bin/python)
+	$(BIN)/python bench/scaling.py
+	$(BIN)/python bench/floor.py
+	$(BIN)/python bench/render.py
 
 results: $(INSTALLED) ## write docs/results.md and the README's table from the cells in results/
 	$(BIN)/python -m priory.reproduce.document
@@ -50,7 +54,7 @@ wheel: $(INSTALLED) ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build --outdir dist .
 
 clean: ## remove what the targets above produced, environments included
-	rm -rf .venv .venv-torch build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(OTHERS:%=.venv-%) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find priory tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps are newer than what they were installed from, so nothing is installed twice.
@@ -68,11 +72,16 @@ $(SIMULATION_INSTALLED): $(INSTALLED)
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[flower-simulation]'
 	@touch $@
 
-# The other side of the benchmark lives apart, so that neither library's threads or versions touch the other.
-$(TORCH_INSTALLED):
+# The other sides of the benchmark live apart, so that no library's threads or versions touch another's. FedJAX calls
+# functions that JAX has dropped since.
+.venv-torch/.installed: PACKAGES := torch==2.13.0 numpy
+.venv-flower/.installed: PACKAGES := torch==2.13.0 'flwr[simulation]>=1.40,<1.42'
+.venv-fedjax/.installed: PACKAGES := fedjax==0.0.17 jax==0.4.33 jaxlib==0.4.33 dm-haiku==0.0.13 'numpy<2.3'
+.venv-pfl/.installed: PACKAGES := torch==2.13.0 pfl==0.6.0
+$(OTHERS_INSTALLED): .venv-%/.installed:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "$(PYTHON) is missing or older than 3.11; set PYTHON=/path/to/python3.11 or newer."; exit 1; }
-	@test -x .venv-torch/bin/python || { echo "making .venv-torch"; $(PYTHON) -m venv .venv-torch; }
-	@echo "installing torch==2.13.0"
-	@.venv-torch/bin/python $(PIP_INSTALL) torch==2.13.0 numpy
+	@test -x .venv-$*/bin/python || { echo "making .venv-$*"; $(PYTHON) -m venv .venv-$*; }
+	@echo "installing $(PACKAGES)"
+	@.venv-$*/bin/python $(PIP_INSTALL) $(PACKAGES)
 	@touch $@
