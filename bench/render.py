@@ -26,6 +26,7 @@ SCALING = (
 )  # fmt: skip
 SLACK = 0.1  # of an exponent
 MISSING = "not measured yet"
+PICTURE = "![Time of a round over size, both relative to the smallest, on logarithmic axes](scaling.svg)"
 
 
 def main() -> None:
@@ -106,7 +107,7 @@ def scaling() -> str:
         for name, kept in found.items()
         if kept is not None and name.startswith("clients")
     ]
-    return _blocks(lines, "\n".join(beside), _machines(found))
+    return _blocks(lines, "\n".join(beside), PICTURE if figure_rows() else "", _machines(found))
 
 
 def floor() -> str:
