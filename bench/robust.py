@@ -13,16 +13,16 @@ a seed. Every finished cell is a JSON file of its own with the command that make
 
 import argparse
 import json
+import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from cells import Column, mean_of, run_missing
 
 import priory
 from priory.cli.compare import methods_from
@@ -46,7 +46,6 @@ TITLES = ("nobody lies", "sign turned", "100-fold")
 RULES = ("mean", "median", "trimmed:0.25", "krum", "norm-clip:1")
 REQUIRED = ("mean", "median", "trimmed:0.25")  # more seeds of these on iid
 SECONDS = 35  # about, for a cell on one core
-ACCURACY = Column(("global", "accuracy"), 100, 2)
 
 
 @dataclass
@@ -158,9 +157,19 @@ def main() -> None:
     for cell in chosen if options.only else ():
         cell.path.unlink(missing_ok=True)
     if not options.print:
-        run_missing(chosen, SECONDS, options.estimate)
+        run_missing(chosen, options.estimate)
     if not options.estimate and not options.only:
         print(table())
+
+
+def run_missing(some: Sequence[Cell], estimate_only: bool) -> None:
+    """Run the cells that are not there, or only say how long that would take."""
+    missing = [cell for cell in some if not cell.is_current]
+    print(f"{len(missing)} cells to run, about {len(missing) * SECONDS / 60:.0f} minutes on one core", flush=True)
+    for cell in [] if estimate_only else missing:
+        started = time.perf_counter()
+        cell.run()
+        print(f"{cell.path.name}  {time.perf_counter() - started:.0f} s", flush=True)
 
 
 def table() -> str:
@@ -175,7 +184,7 @@ def table() -> str:
         for rule in RULES:
             seeds = seeds_of(partition, rule)
             found = {attack: [Cell(partition, attack, rule, seed) for seed in seeds] for attack in FACTORS}
-            shown = [mean_of([cell.summary() for cell in some], ACCURACY) for some in found.values()]
+            shown = [written([accuracy_of(cell) for cell in some]) for some in found.values()]
             lied = [cell for attack in ("sign", "large") for cell in found[attack]]
             lost = max(honest[cell.seed] - accuracy_of(cell) for cell in lied)
             lines.append(f"| {rule} | {' | '.join(shown)} | {lost:.2f} |")
@@ -184,6 +193,14 @@ def table() -> str:
 
 def accuracy_of(cell: Cell) -> float:
     return 100 * float(cell.summary()["global"]["accuracy"])
+
+
+def written(numbers: Sequence[float]) -> str:
+    """The mean, with its standard error where there are several."""
+    text = f"{statistics.mean(numbers):.2f}"
+    if len(numbers) == 1:
+        return text
+    return f"{text} ± {statistics.stdev(numbers) / len(numbers) ** 0.5:.2f}"
 
 
 if __name__ == "__main__":

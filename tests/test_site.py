@@ -116,8 +116,8 @@ def test_nothing_is_asked_of_another_host(site, pages):
 def test_measurements_are_files_and_not_pages(site):
     cells = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.json")}
     assert [str(cell) for cell in cells if not (site / cell).is_file()] == []
-    index = (site / "methods" / "fedpop" / "index.html").read_text()
-    assert all(cell.name in index for cell in cells if cell.parent == Path("methods/fedpop"))
+    index = (site / "methods" / "baselines" / "index.html").read_text()
+    assert all(cell.name in index for cell in cells if cell.parent == Path("methods/baselines"))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium; Debian has it as the package chromium")

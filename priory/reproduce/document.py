@@ -2,9 +2,13 @@
 
     python -m priory.reproduce.document    writes docs/results.md, and the tables of README.md and docs/, from results/
 
-A page has a table between two comments, of which the first names it, and where wanted one of its blocks or differences:
+A page has a table between two comments. The first names it and, where wanted, some of its blocks, or differences. A
+page of `docs/methods/` can also have, method by method, the tables that it stands in:
 
     <!-- table: fedhb-table-10 1x100 differences -->
+    <!-- end of table -->
+
+    <!-- tables with: fedavg fedprox -->
     <!-- end of table -->
 
 No number there is typed by hand: a test makes the pages again and compares.
@@ -98,12 +102,13 @@ def with_tables(text: str, out: Path) -> str:
         parts = [part for part in fill(read(name), out).parts if not blocks or part.block.key in blocks]
         made = [pages.differences(part) if "differences" in words else pages.grid(part) for part in parts]
         tables = [
-            (f"**{part.block.title}**\n\n" if part.block.title and not blocks else "") + pages.markdown_table(*one)
+            (f"**{part.block.title}**\n\n" if part.block.title and len(parts) > 1 else "") + pages.markdown_table(*one)
             for part, one in zip(parts, made, strict=True)
         ]
         return "\n".join([f"<!-- table: {match[1]} -->", "\n\n".join(tables), TABLE_END])
 
-    return re.sub(f"<!-- table: (.*?) -->\n.*?{TABLE_END}", filled, text, flags=re.DOTALL)
+    made = re.sub(f"<!-- table: (.*?) -->\n.*?{TABLE_END}", filled, text, flags=re.DOTALL)
+    return re.sub(f"<!-- tables with: (.*?) -->\n.*?{TABLE_END}", _places, made, flags=re.DOTALL)
 
 
 def readme(text: str, out: Path) -> str:
@@ -121,6 +126,15 @@ def write(root: Path) -> None:
         made = with_tables(text, out)
         if made != text:
             path.write_text(made)
+
+
+def _places(match: re.Match[str]) -> str:
+    """The tables that methods stand in, a line each."""
+    lines = []
+    for method in match[1].split():
+        found = [name for name in ordered() if any(row.method == method for _, row in read(name).places())]
+        lines.append(f"- `{method}`: {', '.join(f'[{name}](../results.md#{name})' for name in found) or 'none'}")
+    return "\n".join([f"<!-- tables with: {match[1]} -->", "", *lines, "", TABLE_END])
 
 
 def _overview(filled: list[Filled]) -> str:

@@ -32,6 +32,21 @@ def test_a_page_gets_the_block_that_it_names():
     assert made.endswith("\n<!-- end of table -->\nafter")
 
 
+def test_a_page_gets_the_titles_of_several_blocks():
+    text = "<!-- table: fedhb-table-10 1x100 5x20 -->\n<!-- end of table -->"
+    made = document.with_tables(text, ROOT / "results")
+    assert "**τ = 1, 100 rounds**\n\n| method |" in made
+    assert "**τ = 5, 20 rounds**\n\n| method |" in made
+
+
+def test_a_page_gets_the_tables_that_a_method_stands_in():
+    text = "<!-- tables with: preset fedadam -->\nold\n<!-- end of table -->\nafter"
+    made = document.with_tables(text, ROOT / "results")
+    assert "- `preset`: [fedhb-figure-3](../results.md#fedhb-figure-3)\n- `fedadam`: none\n" in made
+    assert "old" not in made
+    assert made.endswith("\n<!-- end of table -->\nafter")
+
+
 def test_every_kept_cell_belongs_to_a_table():
     from priory.reproduce import read
     from priory.reproduce.cells import cells_of
