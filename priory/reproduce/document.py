@@ -89,7 +89,8 @@ def headline(out: Path) -> str:
     part = next(part for part in filled.parts if part.block.key == key)
     header, rows = pages.grid(part, headings)
     what, paper = filled.definition.title.partition(": ")[2], filled.definition.paper
-    told = f"{what}; {part.block.title}. Published: {paper}. `priory reproduce {name}` makes it again."
+    told = f"{what}; {part.block.title}. ± is the standard error over seeds; without it, a number is that of one run."
+    told = f"{told} Published: {paper}. `priory reproduce {name}` makes it again."
     return f"{pages.markdown_table(header, rows)}\n\n{told}"
 
 
