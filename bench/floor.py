@@ -52,7 +52,12 @@ def main() -> None:
     print(describe(told) + ("" if is_idle(told) else ": too busy for shares to be trusted"), flush=True)
     rows = []
     for name in options.only or _registered():
-        found = _in_a_process(name, options.rounds)
+        try:
+            found = _in_a_process(name, options.rounds)
+        except SystemExit as error:  # a method that asks for more than labelled images
+            rows.append({"method": name, "failed": str(error).strip().splitlines()[-1]})
+            print(f"{name:14} {rows[-1]['failed']}", flush=True)
+            continue
         found.pop("operations")
         rows.append({"method": name, **found})
         others = ", ".join(f"{share:.0%} {label}" for label, share in found["others"])

@@ -117,6 +117,9 @@ def floor() -> str:
         return MISSING.capitalize() + "."
     lines = ["| method | products | GFLOP/s in them | the three largest other shares |", "|---|---|---|---|"]
     for row in kept["rows"]:
+        if "failed" in row:
+            lines.append(f"| `{row['method']}` | not measured | | {row['failed']} |")
+            continue
         others = "; ".join(f"{share:.0%} {label}" for label, share in row["others"])
         lines.append(f"| `{row['method']}` | {row['products']:.0%} | {row['gflops']:.0f} | {others} |")
     text = f"{kept['work']}; a 512x512 product runs at {kept['gemm_gflops']:.0f} GFLOP/s on a core."
@@ -216,9 +219,10 @@ def draw(path: Path) -> None:
                 "mark": {"type": "line", "color": "#8A8A8A", "strokeDash": [4, 4]},
                 "encoding": axes,
             },
+            {"data": {"values": rows}, "mark": "line", "encoding": {**axes, "color": by_family}},
             {
                 "data": {"values": rows},
-                "mark": {"type": "line", "point": True},
+                "mark": {"type": "point", "filled": True, "size": 60},
                 "encoding": {**axes, "color": by_family, "shape": by_family},
             },
         ],
