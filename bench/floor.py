@@ -23,7 +23,7 @@ from typing import Any
 
 from measure import describe, is_idle, machine, save
 
-MODEL, CLIENTS, EXAMPLES, BATCH = "mlp:100", 10, 500, 50
+MODEL, CLIENTS, EXAMPLES, BATCH, PUBLIC = "mlp:100", 10, 500, 50, 500
 MODULE = "jit_run_block"
 REST = "loop control and waiting"
 EXCHANGE = "exchange between devices"
@@ -55,7 +55,7 @@ def main() -> None:
         try:
             found = _in_a_process(name, options.rounds)
         except SystemExit as error:  # a method that asks for more than labelled images
-            rows.append({"method": name, "failed": str(error).strip().splitlines()[-1]})
+            rows.append({"method": name, "failed": _reason(str(error))})
             print(f"{name:14} {rows[-1]['failed']}", flush=True)
             continue
         found.pop("operations")
@@ -63,8 +63,14 @@ def main() -> None:
         others = ", ".join(f"{share:.0%} {label}" for label, share in found["others"])
         print(f"{name:14} {found['products']:.0%} products at {found['gflops']:.0f} GFLOP/s; {others}", flush=True)
     if options.only is None:
-        work = f"{CLIENTS} clients, {EXAMPLES} images each, batch {BATCH}, MLP 784-100-10"
+        work = f"{CLIENTS} clients, {EXAMPLES} images each, batch {BATCH}, MLP 784-100-10, otherwise as a method has it"
         save("floor", told, work=work, gemm_gflops=_gemm_gflops(), rows=rows)
+
+
+def _reason(trace: str) -> str:
+    """The line of a traceback that names the error."""
+    named = [line for line in trace.splitlines() if re.match(r"[\w.]+(Error|Exception|Interrupt|Warning): ", line)]
+    return (named or trace.strip().splitlines())[-1]
 
 
 def _registered() -> list[str]:
@@ -91,15 +97,18 @@ def _measured(name: str, rounds: int) -> dict[str, Any]:
     import numpy as np
 
     import priory
-    from priory import Optimiser, Work, methods
+    from priory import Optimiser, methods
+    from priory.core.struct import replace
+    from priory.data import arrays
 
     draw = np.random.default_rng(0)
-    x = draw.integers(0, 256, (CLIENTS * EXAMPLES, 28, 28, 1), dtype=np.uint8)
-    client = np.repeat(np.arange(CLIENTS), EXAMPLES)
-    federation = priory.data.from_arrays(x, draw.integers(0, 10, len(x)), client, test=0.0, scaling="unit")
+    num = CLIENTS * EXAMPLES + PUBLIC
+    x = draw.integers(0, 256, (num, 28, 28, 1), dtype=np.uint8)
+    data = arrays.dataset(x, draw.integers(0, 10, num), scaling="unit")
+    # Rows without labels, for the methods that need some; the others do not look.
+    federation = data.partition("iid", clients=CLIENTS, test=0.0, align=f"own:{PUBLIC}")
     cls = methods.get(name)
-    fields = cls.__dataclass_fields__
-    own = {"work": Work(batch_size=BATCH)} if "work" in fields else {}
+    own = {"work": replace(cls.work, batch_size=BATCH)} if "work" in cls.__dataclass_fields__ else {}
     if isinstance(getattr(cls, "optimiser", None), Optimiser) and cls.optimiser.kind == "sgd":
         own["optimiser"] = Optimiser(step_size=0.05, momentum=0.9)
     method, settings = cls(**own), {"model": MODEL, "eval_every": 0, "rounds": rounds}
