@@ -5,8 +5,8 @@
 
 Rules: the machine should be idle (a busy core slows PyTorch's two threads far more than it slows XLA, so ratios taken
 under load flatter this project; a busy machine is called so, and its figures are not kept). Best of several rounds,
-both sides alternating. Random pixels where only time is measured; accuracies come from real data in PRIORY_DATA. Each
-figure is kept in `bench/results/`, from which `python bench/render.py` writes the tables of `docs/benchmarks.md`.
+both sides alternating, on random pixels. Each figure is kept in `bench/results/`, from which `python bench/render.py`
+writes the tables of `docs/benchmarks.md`; accuracies are the business of `priory reproduce`.
 """
 
 import argparse
@@ -31,12 +31,10 @@ from measure import LAUNCHES, alternate, describe, is_idle, machine, save  # noq
 from works import WORKS  # noqa: E402
 
 import priory  # noqa: E402
-from priory import FedAvg, FedHBMixture, FedHBNIW, FedProx, FedVI, Optimiser, PFedBayes, SFedBayes, Work  # noqa: E402
+from priory import FedAvg, FedHBMixture, FedHBNIW, FedVI, Optimiser, PFedBayes, SFedBayes, Work  # noqa: E402
 from priory.bayes import kernels  # noqa: E402
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "accuracy"
-PARTS = ("global", "personal")
 
 
 def main() -> None:
@@ -54,7 +52,6 @@ def main() -> None:
         "fedjax": fedjax,
         "pfl": pfl,
         "startup": startup,
-        "accuracy": accuracy,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", help="a Python with torch==2.13.0, for the other side of fedavg, cnn and pfedbayes")
@@ -63,8 +60,6 @@ def main() -> None:
             f"--{other}", metavar="PYTHON", help=f"a Python with {other}, for the other side of {other}"
         )
     parser.add_argument("--only", nargs="+", choices=works, default=list(works), help="which figures")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of each accuracy")
-    parser.add_argument("--again", action="store_true", help="run the accuracies anew instead of reading them back")
     parser.add_argument("--one-size", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one_size is not None:
@@ -253,55 +248,6 @@ def startup(_: argparse.Namespace) -> list[dict[str, Any]]:
         {"work": "`priory run fedavg --data digits --clients 20 --rounds 1`, evaluated", "seconds": warm},
         {"work": "the same with nothing compiled yet", "seconds": cold},
     ]
-
-
-def accuracy(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """FedAvg and FedProx on the FedHB protocol; a finished cell is read back from its own file unless `--again`."""
-    if not os.environ.get("PRIORY_DATA"):
-        print("accuracy    skipped: PRIORY_DATA names no directory with MNIST and Fashion-MNIST")
-        return []
-    published = {("mnist", "fedavg"): 97.15, ("mnist", "fedprox"): 97.38, ("fashion_mnist", "fedavg"): 81.98}
-    published |= {("fashion_mnist", "fedprox"): 83.25}
-    floor = {"mnist": 96.6, "fashion_mnist": 80.5}
-    for (data, name), target in published.items():
-        if options.again:
-            for path in RESULTS.glob(f"{data}-{name}-*.json"):
-                path.unlink()
-        known = sum(_is_current(RESULTS / f"{data}-{name}-{seed}.json") for seed in range(options.seeds))
-        cells = [_accuracy_cell(data, name, seed) for seed in range(options.seeds)]
-        # As published: the mean over clients of the accuracy on each client's own test examples.
-        both = {part: np.array([100 * cell[part]["clients"]["mean"] for cell in cells]) for part in PARTS}
-        text = ", ".join(
-            f"{part} {v.mean():.2f} (sd {v.std(ddof=1) if len(v) > 1 else 0:.2f})" for part, v in both.items()
-        )
-        aim = f"at least {floor[data]}, published {target} global"
-        print(f"accuracy    {data} {name}: {text}; {len(cells)} seeds, {known} read back; {aim}")
-    return []  # every cell has a file of its own
-
-
-def _accuracy_cell(data: str, name: str, seed: int) -> dict[str, Any]:
-    """The summary of one run; its file holds the command that makes it again."""
-    path = RESULTS / f"{data}-{name}-{seed}.json"
-    if not _is_current(path):
-        federation = priory.data.load(data).partition("shards:5", clients=100, seed=seed)
-        optimiser, work = Optimiser(step_size=0.1, momentum=0.9), Work(epochs=1, batch_size=50)
-        method = {"fedavg": FedAvg, "fedprox": FedProx}[name](optimiser=optimiser, work=work)
-        settings = {"cohort": 10, "rounds": 100, "model": "mlp:256", "schedule": ("step-size=step:0.1@0.5,0.75",)}
-        run = priory.simulate(method, federation, seed=seed, eval_every=0, **settings)
-        command = (
-            f"priory run {name} --data {data} --partition shards:5 --clients 100 --cohort 10 --rounds 100 --epochs 1 "
-            f"--batch-size 50 --momentum 0.9 --step-size 0.1 --schedule step-size=step:0.1@0.5,0.75 --model mlp:256 "
-            f"--validation 0 --eval-every 0 --seed {seed} --data-seed {seed}"
-        )
-        path.parent.mkdir(exist_ok=True)
-        origin = {"command": command, "version": priory.__version__, "data_checksum": federation.checksum}
-        path.write_text(json.dumps({**origin, **run.summary()}, indent=2) + "\n")
-    return json.loads(path.read_text())
-
-
-def _is_current(path: Path) -> bool:
-    """Whether a cell was measured with this version of the library."""
-    return path.exists() and json.loads(path.read_text()).get("version") == priory.__version__
 
 
 def _race(
