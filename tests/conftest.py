@@ -24,12 +24,15 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def few_programs() -> Iterator[None]:
-    """Lets go of compiled programs once they are many: each maps memory, and past the kernel's limit XLA crashes."""
+    """Lets go of compiled programs once they are many: each maps memory, and past the kernel's limit XLA crashes.
+
+    After every test, since a module such as that of the laws compiles more than fit.
+    """
     yield
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+    if maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
         jax.clear_caches()
         gc.collect()
 
