@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from priory.report import value_at
 from priory.reproduce.cells import cells_of
 from priory.reproduce.definition import Block, Column, Definition, Row
 
@@ -140,14 +141,6 @@ def shortfalls(filled: Filled) -> list[str]:
     return found
 
 
-def value_at(summary: dict[str, Any], name: str) -> float | None:
-    """The number at a dotted name of a summary; None where the method has none, or it is not finite."""
-    value: Any = summary
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return None if value is None or not math.isfinite(value) else float(value)
-
-
 def _entries(definition: Definition, block: Block, row: Row, kept: dict[int, dict[str, Any]]) -> dict[str, Entry]:
     published = row.published.get(block.key, {})
     found = {}
@@ -155,7 +148,9 @@ def _entries(definition: Definition, block: Block, row: Row, kept: dict[int, dic
         name = row.columns.get(column.heading, column.at)
         raw = {seed: value_at(summary, name) for seed, summary in kept.items()}
         # A seed without the number, one that diverged, may not be passed over in silence: then there is no mean.
-        whole = {seed: column.factor * value for seed, value in raw.items() if value is not None}
+        whole = {
+            seed: column.factor * value for seed, value in raw.items() if value is not None and math.isfinite(value)
+        }
         found[column.heading] = Entry(
             whole if len(whole) == len(raw) else {}, published.get(column.heading), column.digits
         )
