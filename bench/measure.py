@@ -39,7 +39,7 @@ def describe(told: dict[str, Any]) -> str:
         words.append(f"{told['memory_gb']:.0f} GB")
     words.append(f"JAX {told['jax']}")
     busy = told.get("busy_cores_before")
-    words.append("load not recorded" if busy is None else f"{busy:.2f} cores busy before the start")
+    words.append("load not recorded" if busy is None else f"{busy:.1f} cores busy before the start")
     if told.get("date"):
         words.append(told["date"])
     return ", ".join(words)

@@ -76,7 +76,7 @@ def test_a_busy_machine_is_named_beside_its_figures(bench, monkeypatch, tmp_path
     monkeypatch.setattr(measure, "RESULTS", tmp_path)
     told = {"cores": 2, "jax": "0", "busy_cores_before": 1.5}
     measure.save("startup", told, rows=[{"work": "help", "seconds": 1.0}])
-    assert "1.50 cores busy" in render.startup()
+    assert "1.5 cores busy" in render.startup()
     assert "not to be trusted" in render.startup()
 
 
