@@ -95,7 +95,10 @@ def scaling() -> str:
         points = kept["points"]
         sizes = f"{kept['what']} = {', '.join(_count(point['size']) for point in points)}"
         times = ", ".join(f"{1e3 * point['seconds']:.3g}" for point in points)
-        memory = f"{points[0]['peak_rss_bytes'] / 1e9:.2f} to {points[-1]['peak_rss_bytes'] / 1e9:.2f}"
+        peaks = [point["peak_rss_bytes"] / 1e9 for point in points]
+        memory = f"{min(peaks):.2f} to {max(peaks):.2f}"
+        if kept["limit_gb"] is not None and max(peaks) > kept["limit_gb"]:
+            memory = f"**{memory}**, at most {kept['limit_gb']:g} wanted"
         slope = f"{kept['exponent']:.2f}"
         if kept["exponent"] > kept["at_most"] + SLACK:
             slope = f"**{slope}**, {kept['at_most']:.0f} would do"

@@ -156,17 +156,16 @@ def main() -> None:
     if options.point:
         print(json.dumps(_measured(options.point[0], int(options.point[1]), options.quick)))
         return
-    told = machine()
-    print(describe(told) + ("" if is_idle(told) else ": too busy for times to be trusted"), flush=True)
     for name in options.only:
-        family = FAMILIES[name]
+        family, told = FAMILIES[name], machine()
+        print(describe(told) + ("" if is_idle(told) else ": too busy for times to be trusted or kept"), flush=True)
         points = []
         for size in family.quick if options.quick else family.sizes:
             points.append(_in_a_process(name, size, options.quick))
             print(f"{name:24} {_line(points[-1])}", flush=True)
         slope = exponent([p["size"] for p in points], [p["seconds"] for p in points])
         print(f"{name:24} exponent {slope:.2f}, needs {family.at_most:.0f} at most", flush=True)
-        if not options.quick:
+        if not options.quick and is_idle(told):
             words = {"what": family.what, "fixed": family.fixed, "at_most": family.at_most}
             save(f"scaling-{name}", told, **words, limit_gb=family.limit_gb, exponent=slope, points=points)
 

@@ -77,23 +77,24 @@ def reproduce_command(argv: Sequence[str]) -> int:
     missing = _told(cells, console)
     if options.estimate:
         return 0
+    code = 0
     if missing:
         _check_data(definitions)
         start.start_jax(options.devices)
-        if not _run_all(missing, options.minutes, console):
-            return INTERRUPTED
-    code = 0
+        code = 0 if _run_all(missing, options.minutes, console) else INTERRUPTED
     for one in definitions:
         filled = fill(one, Path(options.out))
         _show(filled, console)
         console.print(f"written: {_write(filled, Path(options.out))}", markup=False, soft_wrap=True)
-        if options.guard is not None:
+        if options.guard is not None and code != INTERRUPTED:
             code = max(code, _guard(one, options, console))
     return code
 
 
 def _definitions(named: Sequence[str], options: Options) -> list[Definition]:
     found = reproduce.names() if list(named) == ["all"] else list(dict.fromkeys(named))
+    if "all" in found:
+        raise UsageError("all stands for every table, and others are named beside it; give it alone.")
     every = [reproduce.read(name) for name in found]  # an unknown name is told before anything else
     if options.seeds is not None and options.seeds < 1:
         raise UsageError(f"seeds={options.seeds} is too small; choose 1 or more.")
@@ -155,7 +156,7 @@ def seconds_of(cell: Cell) -> float:
 def _run_all(missing: Sequence[Cell], minutes: float | None, console: Console) -> bool:
     """Whether all of them were run before the time was over or Ctrl-C was pressed."""
     federations, began = Federations(), time.monotonic()
-    left = sum(seconds_of(cell) for cell in missing)
+    expected = [seconds_of(cell) for cell in missing]
     with progress.interruptible() as stop:
         for place, cell in enumerate(missing):
             if minutes is not None and time.monotonic() - began > 60 * minutes:
@@ -167,8 +168,9 @@ def _run_all(missing: Sequence[Cell], minutes: float | None, console: Console) -
             if done is None:
                 console.print("Stopped; the same command goes on from there.")
                 return False
-            left -= seconds_of(cell)
-            console.print(f"{label}: about {_minutes(left / 60)} minutes left", markup=False, soft_wrap=True)
+            pace = (time.monotonic() - began) / sum(expected[: place + 1])
+            left = pace * sum(expected[place + 1 :]) / 60
+            console.print(f"{label}: about {_minutes(left)} minutes left", markup=False, soft_wrap=True)
     return True
 
 

@@ -77,6 +77,11 @@ class Scaffold:
             raise UsageError(
                 f"kind={self.optimiser.kind} takes steps that tell no gradient, which control variates are; use sgd."
             )
+        if self.optimiser.clip is not None:
+            raise UsageError(
+                f"clip={self.optimiser.clip} cuts the corrected gradient, from which control variates are read; leave "
+                "it out."
+            )
         self.work.check()
         at_least("finetune-epochs", self.finetune_epochs, 0)
         positive("finetune-step-size", self.finetune_step_size)

@@ -101,6 +101,7 @@ class Cell:
                 and manifest.from_table(type(self.method), hyper) == self.method
                 and _is_as_asked(settings.make(there["run"]), self.settings)
                 and there["data"] == self.data
+                and (self.definition.measure is None or "measured" in found)
             )
         except (ValueError, KeyError, TypeError, UsageError):
             return None
@@ -114,6 +115,7 @@ class Cell:
     ) -> dict[str, Any] | None:
         """What the run ended with, written to its file; None if it was stopped, and then it goes on from there."""
         federation, place = federations(self.data), self.path.parent / RUNNING / self.path.stem
+        self._check_data(federation)
         if (place / "manifest.toml").exists() and self._is_same(place, federation):
             run = resume(place, federation=federation, listener=listener, stop=stop)
         else:
@@ -126,6 +128,18 @@ class Cell:
         write_atomically(self.path, json.dumps(found, indent=1) + "\n")
         shutil.rmtree(place, ignore_errors=True)
         return found
+
+    def _check_data(self, federation: Federation) -> None:
+        """Raise where a method beside this one, with the same data and seed, was given other examples."""
+        for row in self.definition.rows:
+            beside = dataclasses.replace(self, row=row)
+            found = beside.kept() if row.key in self.block.rows and beside.data == self.data else None
+            made_of = found["manifest"]["environment"].get("data_checksum") if found is not None else None
+            if made_of is not None and made_of != federation.checksum:
+                raise UsageError(
+                    f"{beside.path} was made of other examples than {self.data['data']} has here, so that this run "
+                    "would not compare with it; choose another --out."
+                )
 
     def _is_same(self, place: Path, federation: Federation) -> bool:
         """Whether the directory holds this very run; what is left of an older definition does not count."""

@@ -5,6 +5,7 @@
     notes               what is to be known of the outcome, in sentences
     seeds, seconds      seeds of a cell, and about how long one takes on two cores before any was measured
     measure             a function of `measures`, for figures that no summary has
+    measured_on         data sets that it reads beside those of the runs
     comparable          false where the published numbers are of other data: they are shown, and not held against ours
     cells               the definition whose cells these are, where two tables are made of the same runs
     [columns]           heading = "dotted.name" of a number in a summary, or {at, factor, digits, lower}; lower = true
@@ -103,6 +104,7 @@ class Definition:
     reduced: str = ""
     notes: tuple[str, ...] = ()
     measure: str | None = None
+    measured_on: tuple[str, ...] = ()
     is_comparable: bool = True
     data: Table = field(default_factory=dict)
     run: Table = field(default_factory=dict)
@@ -130,7 +132,7 @@ class Definition:
                 found[mixed.removeprefix("mix:")] = None
             if not aligned.startswith("own"):
                 found[aligned.partition(":")[0]] = None
-        return tuple(found)
+        return tuple(found | dict.fromkeys(self.measured_on))
 
 
 def names() -> list[str]:
@@ -193,6 +195,7 @@ def parse(name: str, table: Table, quick: Table | None = None, seeds: int | None
         reduced=" ".join(str(table.get("reduced", "")).split()),
         notes=tuple(" ".join(str(one).split()) for one in table.get("notes", ())),
         measure=table.get("measure"),
+        measured_on=tuple(table.get("measured_on", ())),
         is_comparable=table.get("comparable", True),
         data=table.get("data", {}),
         run=table.get("run", {}),

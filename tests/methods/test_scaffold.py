@@ -132,6 +132,7 @@ def test_a_client_that_does_nothing_keeps_its_variate(epochs, count):
     [
         (Scaffold(server_step_size=0.0), "server-step-size=0.0"),
         (Scaffold(optimiser=Optimiser("adam")), "kind=adam .*; use sgd"),
+        (Scaffold(optimiser=Optimiser(clip=1.0)), "clip=1.0 .*; leave it out"),
         (Scaffold(finetune_epochs=-1), "finetune-epochs=-1"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -51,6 +51,21 @@ def test_a_run_that_was_scored_more_often_than_is_asked_counts_and_has_the_same_
     assert every(2, "never").kept() is None
 
 
+def test_a_run_without_what_its_table_measures_does_not_count(tiny, table, tmp_path):
+    first(tiny, tmp_path).run(Federations())
+    assert first(tiny, tmp_path).kept() is not None
+    assert first(definition.parse("digits-table-0", {**table, "measure": "density"}), tmp_path).kept() is None
+
+
+def test_runs_of_other_examples_are_not_put_beside_each_other(tiny, tmp_path):
+    one, beside = (cell for cell in cells_of(tiny, tmp_path) if (cell.block.key, cell.seed) == ("one", 0))
+    found = one.run(Federations())
+    found["manifest"]["environment"]["data_checksum"] = "0"
+    one.path.write_text(json.dumps(found))
+    with pytest.raises(UsageError, match=r"one-avg-0.json was made of other examples than digits has here.*--out"):
+        beside.run(Federations())
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"manifest": {"method": {"name": "fedavg", "odd": 1}}}'])
 def test_a_damaged_file_counts_as_missing(tiny, tmp_path, text):
     cell = first(tiny, tmp_path)

@@ -30,9 +30,10 @@ def test_an_estimate_runs_nothing(tiny, capsys, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
-def test_when_the_time_is_over_the_rest_is_left_for_the_same_command(tiny, capsys):
+def test_when_the_time_is_over_the_rest_is_left_for_the_same_command(tiny, capsys, tmp_path):
     assert main(["reproduce", "digits-table-0", "--minutes", "0.0001"]) == 130
     assert "runs left; the same command goes on" in capsys.readouterr().out
+    assert "cells are not there yet" in (tmp_path / "results" / "digits-table-0" / "table.md").read_text()
 
 
 def test_a_guard_passes_its_own_cells_and_refuses_to_stand_where_they_go(tiny, capsys):
@@ -49,9 +50,13 @@ def test_a_guard_passes_its_own_cells_and_refuses_to_stand_where_they_go(tiny, c
     [
         ([], "no table to make"),
         (["digits-tabel-0"], "digits-tabel-0"),
+        (["all", "digits-table-0"], "all stands for every table"),
         (["digits-table-0", "--seeds", "0"], "seeds=0 is too small"),
         (["digits-table-0", "--minutes", "0"], "minutes=0 leaves no time"),
-        (["digits-table-0", "--guard", "nowhere"], "nowhere holds no run of digits-table-0"),
+        (
+            ["digits-table-0", "--guard", "nowhere"],
+            "nowhere holds no run of digits-table-0, which would be in nowhere/",
+        ),
     ],
 )
 def test_a_mistake_ends_in_one_sentence(tiny, words, says, capsys):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from priory.reproduce import document, guard, pages
+from priory.reproduce import definition, document, guard, pages
 from priory.reproduce.cells import cells_of
 from priory.reproduce.numbers import fill, shortfalls
 from tests.reproduce.test_document import ROOT
@@ -90,6 +90,26 @@ def test_the_guard_allows_what_seeds_explain(tiny, tmp_path):
     write(tiny, tmp_path / "kept", lambda cell: (0.90, 0.92)[cell.seed])
     write(tiny, tmp_path / "new", lambda cell: (0.89, 0.93)[cell.seed])
     assert guard.deviations(tiny, tmp_path / "new", tmp_path / "kept") == []
+
+
+@pytest.mark.usefixtures("tiny")
+def test_one_new_seed_of_a_short_form_is_held_against_all_kept_ones(tmp_path):
+    new, kept = (definition.read("digits-table-0", quick=True, seeds=num) for num in (1, 3))
+    write(kept, tmp_path / "kept", lambda cell: (0.90, 0.92, 0.94)[cell.seed])
+    write(new, tmp_path / "new", lambda cell: 0.96)  # 2 sd from the mean
+    assert guard.deviations(new, tmp_path / "new", tmp_path / "kept") == []
+    write(new, tmp_path / "new", lambda cell: 0.96 if cell.row.key == "avg" else 0.79)  # 5 sd are 11.55 points
+    (line,) = guard.deviations(new, tmp_path / "new", tmp_path / "kept")
+    assert "FedProx, personal: 79.00 where 92.00 ± 11.55 was expected" in line
+
+
+def test_the_guard_speaks_of_a_run_that_diverged_and_of_one_that_nothing_was_kept_of(tiny, tmp_path):
+    write(tiny, tmp_path / "kept", lambda cell: (0.90, 0.92)[cell.seed])
+    write(tiny, tmp_path / "new", lambda cell: float("nan") if cell.row.key == "prox" else 0.91)
+    (line,) = guard.deviations(tiny, tmp_path / "new", tmp_path / "kept")
+    assert "FedProx, personal: – where 91.00 ± 1.00 was expected" in line
+    (line,) = guard.deviations(tiny, tmp_path / "kept", tmp_path / "new")
+    assert "FedProx, personal: 91.00 ± 1.00 where – was expected" in line
 
 
 @pytest.mark.parametrize("name", document.ordered())
