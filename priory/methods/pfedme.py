@@ -16,8 +16,8 @@ What the paper leaves open, and what is done here:
 - A subproblem gets K steps, and starts where the last one ended (as the authors' code does), the first one at w^t.
 - With sgd the pull is an implicit step, which has the optimum of the explicit one and is stable at any λ (`Pull`).
 
-Differs from the authors' code, which shrinks θ by 0.001 times the step size in every step (`weight_decay=0.001`) and weights
-clients by n_k (`--weighting examples`).
+Differs from the authors' code, which shrinks θ by 0.001 times the step size in every step (`weight_decay=0.001`) and
+weights clients by n_k (`--weighting examples`).
 """
 
 from typing import Any, ClassVar
