@@ -4,7 +4,6 @@ It is kept with the command line's, outside the working tree: compiling takes lo
 need not do it again.
 """
 
-import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from priory.engine.compilation import cache_directory
+from priory.engine.compilation import cache_directory, let_go_of_programs
 
 # Set on import, since JAX reads the device count once, at its first use.
 jax.config.update("jax_platforms", "cpu")
@@ -26,15 +25,9 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 @pytest.fixture(autouse=True)
 def few_programs() -> Iterator[None]:
-    """Lets go of compiled programs once they are many: each maps memory, and past the kernel's limit XLA crashes.
-
-    After every test, since a module such as that of the laws compiles more than fit.
-    """
+    """Lets go of compiled programs after any test, since a module such as that of the laws compiles more than fit."""
     yield
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
-        jax.clear_caches()
-        gc.collect()
+    let_go_of_programs()
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import jax
 from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.engine import manifest, settings
+from priory.engine.compilation import let_go_of_programs
 from priory.engine.run import Run
 from priory.engine.session import Listener, Session
 from priory.fed.method import Channel
@@ -48,6 +49,7 @@ def simulate(
         raise UsageError(f"{method.__name__} is a class; give a method with its hyper-parameters, {method.__name__}().")
     if isinstance(model, str):
         options, model = {**options, "model": model}, None
+    let_go_of_programs()
     chosen = settings.make(options)
     tracker = _tracker(track, out)  # before a directory is made
     session = Session.prepare(method, federation, chosen, model, channel, out, resume=False)
@@ -79,6 +81,7 @@ def resume(
         raise UsageError(
             f"{path} has results and no checkpoint to go on from; run its manifest.toml again in another directory."
         )
+    let_go_of_programs()
     session = _reopen(path, federation, method, model, channel)
     tracker = _tracker(track, path)
     if directory.summary() is not None:
