@@ -121,8 +121,8 @@ def _check_data(definitions: Sequence[Definition]) -> None:
         lacking = [name for name in one.data_sets if name not in here]
         if lacking:
             raise UsageError(
-                f"{one.name} needs {' and '.join(lacking)}, which cannot be found; set PRIORY_DATA to the directory with "
-                "the files (see `priory datasets`)."
+                f"{one.name} needs {' and '.join(lacking)}, which cannot be found; set PRIORY_DATA to the directory "
+                "with the files (see `priory datasets`)."
             )
 
 
