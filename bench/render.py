@@ -211,7 +211,8 @@ def draw(path: Path) -> None:
         return {"field": field, "type": "quantitative", "scale": {"type": "log"}, "title": title}
 
     axes = {"x": along("size", "size, smallest = 1"), "y": along("time", "time of a round, first = 1")}
-    by_family = {"field": "family", "type": "nominal", "title": None, "sort": None}
+    legend = {"orient": "bottom", "columns": 2, "labelLimit": 0}
+    by_family = {"field": "family", "type": "nominal", "title": None, "sort": None, "legend": legend}
     spec = {
         "width": 560,
         "height": 320,
@@ -226,7 +227,7 @@ def draw(path: Path) -> None:
             {
                 "data": {"values": rows},
                 "mark": {"type": "point", "filled": True, "size": 60},
-                "encoding": {**axes, "color": by_family, "shape": by_family},
+                "encoding": {**axes, "color": by_family, "shape": {**by_family, "legend": None}},
             },
         ],
     }
