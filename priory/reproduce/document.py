@@ -152,7 +152,7 @@ def _overview(filled: list[Filled]) -> str:
         ]
         for one in filled
     ]
-    return pages.markdown_table(["table", "what", "runs", "minutes", "published numbers reached"], rows) + "\n"
+    return pages.markdown_table(["table", "what", "runs", "minutes", "published numbers reached"], rows, words=2) + "\n"
 
 
 def _reached(filled: Filled) -> str:

@@ -103,7 +103,7 @@ def _first_seeds(definition: Definition) -> Sequence[Cell]:
     return [cell for cell in cells_of(definition, Path()) if cell.seed == 0]
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; all columns but the first are numbers."""
-    marks = ["---", *("---:" for _ in header[1:])]
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    """A table; all columns but the first few are numbers."""
+    marks = ["---" if place < words else "---:" for place in range(len(header))]
     return "\n".join(f"| {' | '.join(line)} |" for line in (header, marks, *rows))
