@@ -80,6 +80,17 @@ def test_the_order_of_a_client_does_not_depend_on_the_capacity():
     np.testing.assert_array_equal(tight, roomy[:5])
 
 
+@pytest.mark.parametrize(("capacity", "count"), [(1, 1), (7, 0), (300, 290), (512, 512), (512, 1), (513, 512)])
+def test_an_order_is_that_of_the_draws_with_ties_by_place_and_missing_places_last(capacity, count, monkeypatch):
+    shard = Shard(pool(), jnp.array([0]), jnp.array([count]), capacity)
+    largest = 1 - 2.0**-23
+    tied = np.random.default_rng(0).choice(np.float32([0, 2.0**-23, 0.5, largest]), capacity)
+    for draw in (jax.random.uniform(jax.random.key(1), (capacity,)), jnp.asarray(tied)):
+        monkeypatch.setattr(jax.random, "uniform", lambda key, shape, dtype, draw=draw: draw)
+        expected = np.lexsort((np.arange(capacity), np.where(np.arange(capacity) < count, draw, np.inf)))
+        np.testing.assert_array_equal(shard.order(jax.random.key(0)), expected)
+
+
 def test_orders_of_different_keys_differ_and_each_is_a_permutation():
     shard = shards().of(jnp.int32(2))
     orders = {tuple(shard.order(jax.random.key(seed)).tolist()) for seed in range(5)}
