@@ -18,7 +18,7 @@ from priory.reproduce.numbers import Entry, Part, fill
 __all__ = ["check", "deviations"]
 
 WIDTH = 5.0
-LEAST = {1: 0.5, 2: 0.1, 3: 0.005, 4: 0.002}  # by the digits of a column, 1 without any: a tenth of a point of accuracy
+LEAST = {0: 1.0, 1: 0.5, 2: 0.1, 3: 0.005, 4: 0.002}  # by the digits of a column: a tenth of a point of accuracy
 MOST_KEPT = 5  # seeds of a short form that are looked for
 
 
@@ -56,7 +56,7 @@ def _deviation(mine: Entry, theirs: Entry, spread: float) -> str | None:
     if not mine.values or not theirs.values:
         return f"{mine} where {theirs} was expected"
     room = math.sqrt(1 / len(mine.values) + 1 / len(theirs.values))
-    most = max(WIDTH * spread * room, LEAST.get(mine.digits, 1.0))
+    most = max(WIDTH * spread * room, LEAST[mine.digits])
     if abs(mine.mean - theirs.mean) <= most:
         return None
     return f"{mine.mean:.{mine.digits}f} where {theirs.mean:.{mine.digits}f} ± {most:.{mine.digits}f} was expected"
