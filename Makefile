@@ -8,7 +8,7 @@ OTHERS := torch flower fedjax pfl
 OTHERS_INSTALLED := $(OTHERS:%=.venv-%/.installed)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint format docs bench results reproduce-quick wheel clean
+.PHONY: help demo test slow digests mutants lint format docs bench results reproduce-quick wheel clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -23,6 +23,13 @@ test: $(INSTALLED) ## run the fast tests on two workers
 
 slow: $(SIMULATION_INSTALLED) ## run the tests that take minutes, on real Flower among them; under an hour
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
+
+digests: $(INSTALLED) ## compare what every method computes with the digests in tests/digests, to the bit on a like machine
+	$(BIN)/python -m tests.digests.record
+
+mutants: $(INSTALLED) ## count the small faults of tests/mutants that the tests catch, on two cores
+	rm -f build/mutants.jsonl
+	$(BIN)/python tests/mutants/run.py
 
 lint: $(INSTALLED) ## check formatting, rules and types
 	$(BIN)/ruff format --check .
