@@ -93,6 +93,7 @@ def tally_clients(
         standing, held = shared
         method, task, test = standing.method, standing.task, held.of(place[0])
 
+        @partial(jax.jit, inline=True)  # traced once, for its shapes and for its work
         def tallies() -> ClientTallies:
             parts = evaluated_parts(standing, place, visits=visits, arriving=arriving, batched=batch > 1)
             return ClientTallies(
@@ -291,7 +292,8 @@ def personal_posterior(
     def visit(i: Array, client: Any) -> Any:
         return settled.client_update(task, down, client, data, jax.random.fold_in(key_visit, i))[0]
 
-    client = lax.fori_loop(0, visits, visit, client)
+    if visits:  # a loop without a trip would be traced and compiled all the same
+        client = lax.fori_loop(0, visits, visit, client)
     return method.personalise(task, down, client, data, key_post)
 
 

@@ -104,7 +104,11 @@ class RecordStore:
         return (2 * int(client) + int(slot)) * self._bytes
 
     def _pack(self, records: PyTree, num: int) -> np.ndarray:
-        columns = [np.ascontiguousarray(leaf).reshape(num, -1).view(np.uint8) for leaf in jax.tree.leaves(records)]
+        # The width is known, and cannot be inferred where there are no records.
+        columns = [
+            np.ascontiguousarray(leaf).reshape(num, size // dtype.itemsize).view(np.uint8)
+            for leaf, size, (_, dtype) in zip(jax.tree.leaves(records), self._sizes, self._shapes, strict=True)
+        ]
         body = np.concatenate(columns, axis=1) if columns else np.zeros((num, 0), np.uint8)
         sums = np.array([zlib.crc32(row.tobytes()) for row in body], "<u4").view(np.uint8).reshape(num, 4)
         return np.concatenate([sums, body], axis=1)

@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from priory import metrics
@@ -380,13 +379,9 @@ def _tally_cells(
 
 def _no_records(session: Session, num_cells: int) -> Record:
     plan = session.plan
-    rows = plan.rows(session.task.num_clients)
-
-    @partial(jax.jit, out_shardings=NamedSharding(plan.mesh, P(None, AXIS)))
-    def make() -> Record:
-        return jax.tree.map(lambda leaf: jnp.zeros((num_cells, rows, *leaf.shape), leaf.dtype), session.record)
-
-    return make()
+    lead = num_cells, plan.rows(session.task.num_clients)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*lead, *leaf.shape), leaf.dtype), session.record)
+    return devices.zeros_shared_out(shapes, plan.mesh, P(None, AXIS))
 
 
 def _record(tallies: Any) -> dict[str, Any]:

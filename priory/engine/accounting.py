@@ -21,7 +21,7 @@ import importlib
 import math
 import warnings
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal, Protocol
 
 import jax
@@ -294,17 +294,18 @@ def rounds_within(spending: Spending, noise: float, epsilon: float, delta: float
 
 def participations(participation: Participation, root: Key, rounds: int) -> np.ndarray:
     """After t rounds, the uploads of the client with the most, (rounds + 1,); no data decide who is drawn."""
+    most = _most_uploads(root, participation=participation, rounds=rounds)
+    return np.concatenate([[0], np.asarray(most)]).astype(int)
 
-    @jax.jit
-    def count(root: Key) -> Array:
-        def step(counts: Array, t: Array) -> tuple[Array, Array]:
-            for slots in participation.draw_groups(rng.key(root, Stream.COHORT, t)):
-                counts = counts.at[slots.ids].add(slots.uploads.astype(jnp.int32))
-            return counts, jnp.max(counts)
 
-        return lax.scan(step, jnp.zeros(participation.num_clients, jnp.int32), jnp.arange(rounds))[1]
+@partial(jax.jit, static_argnames=("participation", "rounds"))
+def _most_uploads(root: Key, *, participation: Participation, rounds: int) -> Array:
+    def step(counts: Array, t: Array) -> tuple[Array, Array]:
+        for slots in participation.draw_groups(rng.key(root, Stream.COHORT, t)):
+            counts = counts.at[slots.ids].add(slots.uploads.astype(jnp.int32))
+        return counts, jnp.max(counts)
 
-    return np.concatenate([[0], np.asarray(count(root))]).astype(int)
+    return lax.scan(step, jnp.zeros(participation.num_clients, jnp.int32), jnp.arange(rounds))[1]
 
 
 def _mode(chosen: Settings, method: Any, name: str) -> Literal["central", "local"] | None:

@@ -16,6 +16,8 @@ from priory.data import Federation, Split
 from priory.engine.rounds import AXIS
 from priory.fed.shard import Pool, Shards
 
+LEADING = P(AXIS)  # the leading axis is shared out over the devices
+
 
 def mesh_of_all() -> Mesh:
     """One axis over every device that JAX sees."""
@@ -42,14 +44,15 @@ def shared_out(tree: Any, mesh: Mesh) -> Any:
     return jax.device_put(tree, NamedSharding(mesh, P(AXIS)))
 
 
-def zeros_shared_out(shapes: Any, mesh: Mesh) -> Any:
-    """Zeros of the given shapes, made where they will live."""
+def zeros_shared_out(shapes: Any, mesh: Mesh, spec: P = LEADING) -> Any:
+    """Make zeros of the given shapes where they will live, by default with the leading axis shared out."""
+    leaves, structure = jax.tree.flatten(shapes)
+    return jax.tree.unflatten(structure, _zeros(shapes=tuple(leaves), sharding=NamedSharding(mesh, spec)))
 
-    @partial(jax.jit, out_shardings=NamedSharding(mesh, P(AXIS)))
-    def make() -> Any:
-        return trees.zeros(shapes)
 
-    return make()
+@partial(jax.jit, static_argnames=("shapes", "sharding"))
+def _zeros(*, shapes: tuple[jax.ShapeDtypeStruct, ...], sharding: NamedSharding) -> list[Array]:
+    return [jax.lax.with_sharding_constraint(leaf, sharding) for leaf in trees.zeros(list(shapes))]
 
 
 @partial(jax.jit, static_argnames="mesh")

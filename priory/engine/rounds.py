@@ -137,6 +137,7 @@ def run_block(
     def device(method, tasks, channel, shards, validation, limits, root, start, stop, server, records):  # type: ignore[no-untyped-def]
         data = (shards, validation)
 
+        @partial(jax.jit, inline=True)  # its shapes are needed before the loop: so it is traced once for both
         def one(t: Array, server: Any, records: Record) -> tuple[Any, Record, Trace]:
             slots = draw_slots(plan, shards, root, t)
             here = _fetch(records, slots.ids, plan)
@@ -323,6 +324,7 @@ Visit = Callable[[Record, Slots], Visited]
 
 def _work_through(visit: Visit, records: Record, slots: Slots, chunk: int, stream: bool) -> Visited:
     """Every place of this device visited, `chunk` at a time; messages stacked, or streamed into a sum of one."""
+    visit = jax.jit(visit, inline=True)  # traced once, for its shapes and for its work
     first = jax.tree.map(lambda leaf: leaf[0], (records, slots))
     nobody = trees.zeros(jax.eval_shape(visit, *first)[1:])
 
