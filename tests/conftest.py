@@ -1,10 +1,23 @@
-"""Settings of the whole suite: strict JAX, two CPU devices, compiled code kept between runs.
+"""Settings of the whole suite: strict JAX, two CPU devices, quick compilation, compiled code kept between runs.
 
-It is kept with the command line's, outside the working tree: compiling takes longer than all else, and a second clone
-need not do it again.
+Compiling takes longer than everything else, so the tests ask XLA for plain code: it compiles in a quarter of the time.
+A test that runs long loops is marked `optimised`. `PRIORY_TEST_OPTIMISED=1` compiles everything as users do, and
+`make slow` sets it. Compiled code is kept outside the working tree, next to that of the command line, so that a second
+clone reuses it.
 """
 
+import gc
 import os
+import random
+
+OPTIMISED = os.environ.get("PRIORY_TEST_OPTIMISED") == "1"
+if not OPTIMISED:
+    # In the environment, so that processes which tests start compile quickly as well; before JAX reads it.
+    quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
+
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +25,10 @@ import jax
 import pytest
 
 from priory.engine.compilation import cache_directory, let_go_of_programs
+from tests.budget import Budget
 
 # Set on import, since JAX reads the device count once, at its first use.
+jax.config.update("jax_disable_most_optimizations", not OPTIMISED)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -22,12 +37,62 @@ jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
+# Traces make many small objects that live long; collecting after every 700 of them takes a tenth of the time.
+gc.set_threshold(50_000, 20, 50)
+
+BUDGET = Budget()
+LOOK_EVERY = 100  # compilations between two looks at the memory map
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--budget` and `--shuffle`."""
+    parser.addoption("--budget", action="store_true", help="fail when the suite exceeds the limits in tests/budget.py")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the test files in a random order")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count costs."""
+    config.pluginmanager.register(BUDGET)
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give a file's tests to one worker, since they compile the same programs, unless they name a group."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(file_of(item)))
+    seed = config.getoption("shuffle")
+    if seed is not None:
+        files = sorted({file_of(item) for item in items})
+        random.Random(seed).shuffle(files)
+        items.sort(key=lambda item: files.index(file_of(item)))
+
+
+def file_of(item: pytest.Item) -> str:
+    """Return the file of a test."""
+    return item.nodeid.split("::")[0]
+
+
+@pytest.fixture(autouse=True)
+def optimised(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compile a test that is marked so with all optimisations."""
+    if request.node.get_closest_marker("optimised") is not None:
+        jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", not OPTIMISED)
+
+
+_looked = 0
+
 
 @pytest.fixture(autouse=True)
 def few_programs() -> Iterator[None]:
-    """Lets go of compiled programs after any test, since a module such as that of the laws compiles more than fit."""
+    """Drop compiled programs when a process holds too many: the laws alone compile more than fit."""
     yield
-    let_go_of_programs()
+    global _looked
+    if BUDGET.compilations - _looked >= LOOK_EVERY:
+        _looked = BUDGET.compilations
+        let_go_of_programs()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from priory import Optimiser, PFedBayes, Work
-from priory.bayes import gaussian
 from priory.bayes.gaussian import Free
 from priory.core import rng
 from priory.core.struct import replace
@@ -20,6 +19,7 @@ from priory.fed.method import Task
 from priory.models import Head, Linen
 from priory.models.likelihood import Gaussian
 from tests.methods.problems import shards_from
+from tests.methods.verbs import aggregated, updated
 
 SD = 0.7
 COUNTS = (10, 6)
@@ -38,7 +38,7 @@ S_W = np.array([0.3, 0.5, 0.4])
 
 def weights_of(vector):
     """Three numbers as the weights of the regression."""
-    return {"kernel": jnp.asarray(vector, jnp.float32)[:, None]}
+    return {"kernel": np.asarray(vector, np.float32)[:, None]}
 
 
 def flat(tree):
@@ -81,27 +81,16 @@ def pinned(**options):
 
 
 def belief(mean, sd):
-    return Belief(Free(weights_of(mean), jax.tree.map(gaussian.rho_of, weights_of(sd))), {})
+    return Belief(Free(weights_of(mean), weights_of(np.log(np.expm1(sd)))), {})  # sd = softplus(ρ)
 
 
 DOWN = belief(M_W, S_W)
 OWN = belief([0.5, -0.3, 0.0], [0.2, 0.1, 0.6])
-EMPTY = replace(FIRST, lengths=jnp.array([0]))
+EMPTY = replace(FIRST, lengths=np.array([0], np.int32))
 
 
-@jax.jit
-def updated(method, task, down, client, data, key):
-    return method.client_update(task, down, client, data, key)
-
-
-@jax.jit
-def aggregated(method, task, server, messages):
-    return method.aggregate(task, server, messages, rng.root(0))[0]
-
-
-@jax.jit
-def personalised(method, task, down, client, data, key):
-    return method.personalise(task, down, client, data, key)
+def next_server(method, task, server, messages):
+    return aggregated(method, task, server, messages, rng.root(0))[0]
 
 
 def visited(method, down=DOWN, client=None, data=FIRST, seed=0):

@@ -19,6 +19,7 @@ from priory.models.likelihood import Gaussian
 from priory.models.linen import Linen
 from priory.models.model import Head
 from tests.methods.problems import shards_from
+from tests.methods.verbs import broadcast, init
 
 DIM, RANK, NOISE = 4, 2, 0.5
 COUNTS = (6, 3, 5, 4, 8)
@@ -40,9 +41,9 @@ def factor_task(counts: tuple[int, ...] = COUNTS) -> Task:
 
 def wrap(phi: Any, z: Any) -> tuple[Any, Any]:
     """Fixed and random effects as the network holds them."""
-    return {"Dense_0": {"kernel": jnp.asarray(phi)}, "Dense_1": {"kernel": None}}, {
+    return {"Dense_0": {"kernel": np.asarray(phi, np.float32)}, "Dense_1": {"kernel": None}}, {
         "Dense_0": {"kernel": None},
-        "Dense_1": {"kernel": jnp.asarray(z)[..., None]},
+        "Dense_1": {"kernel": np.asarray(z, np.float32)[..., None]},
     }
 
 
@@ -60,18 +61,20 @@ def problem(counts: tuple[int, ...] = COUNTS, seed: int = 0) -> tuple[Shards, np
 
 def down_at(method: FedPop, task: Task, phi: Any, mean: Any, sd: Any) -> Down:
     """The broadcast with these parameters."""
-    down = method.broadcast(method.init(task, jax.random.key(0)))
-    fixed, centre = wrap(jnp.asarray(phi, jnp.float32), jnp.asarray(mean, jnp.float32))
-    spread = wrap(phi, jnp.log(jnp.asarray(sd, jnp.float32)))[1]
+    # Of the settings only these have to do with it: methods that differ in others share a program.
+    same = ("prior", "prior_draws", "particles", "width")
+    like = FedPop(**{name: getattr(method, name) for name in same})
+    down = broadcast(like, init(like, task, jax.random.key(0)))
+    fixed, centre = wrap(phi, mean)
+    spread = wrap(phi, np.log(np.asarray(sd, np.float32)))[1]
     return Down(fixed, Normal(centre, spread), down.stats, down.crowd)
 
 
 def rows_of(shards: Shards, client: int) -> tuple[np.ndarray, np.ndarray]:
     """One client's inputs and targets."""
-    start, count = int(shards.start[client]), int(shards.count[client])
-    return np.asarray(shards.pool.x[start : start + count], float), np.asarray(
-        shards.pool.y[start : start + count], float
-    )
+    start, count = np.asarray(shards.start)[client], np.asarray(shards.count)[client]
+    rows = slice(start, start + count)
+    return np.asarray(shards.pool.x, float)[rows], np.asarray(shards.pool.y, float)[rows]
 
 
 def posterior(x: Any, y: Any, phi: Any, mean: Any, sd: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -93,12 +96,27 @@ def log_marginal(x: Any, y: Any, phi: Any, mean: Any, log_sd: Any) -> jax.Array:
     )
 
 
-def best_prior(shards: Shards, phi: Any, rounds: int = 20000) -> tuple[np.ndarray, np.ndarray]:
+def sufficient(shards: Shards, phi: Any) -> tuple[np.ndarray, np.ndarray]:
+    """AᵀA/s² (clients, rank, rank) and Aᵀy/s² (clients, rank): what the data say of every z."""
+    parts = [(x @ phi, y) for x, y in (rows_of(shards, k) for k in range(shards.count.shape[0]))]
+    return np.stack([a.T @ a for a, _ in parts]) / NOISE**2, np.stack([a.T @ y for a, y in parts]) / NOISE**2
+
+
+def posteriors(precision: Any, pull: Any, mean: Any, sd: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Means and covariances of every z, from what `sufficient` returns."""
+    covariance = np.linalg.inv(precision + np.diag(1 / sd**2))
+    return np.einsum("kij,kj->ki", covariance, pull + mean / sd**2), covariance
+
+
+def best_prior(shards: Shards, phi: Any) -> tuple[np.ndarray, np.ndarray]:
     """The EM fixed point (μ*, σ*) at a given φ, where the marginal likelihood is largest."""
     mean, sd = np.zeros(RANK), np.ones(RANK)
-    data = [rows_of(shards, k) for k in range(shards.count.shape[0])]
-    for _ in range(rounds):
-        known = [posterior(x, y, phi, mean, sd) for x, y in data]
-        mean = np.mean([m for m, _ in known], axis=0)
-        sd = np.sqrt(np.mean([(m - mean) ** 2 + np.diag(c) for m, c in known], axis=0))
-    return mean, sd
+    said = sufficient(shards, phi)
+    for _ in range(20000):
+        before = mean, sd
+        centre, covariance = posteriors(*said, mean, sd)
+        mean = centre.mean(axis=0)
+        sd = np.sqrt(np.mean((centre - mean) ** 2 + np.diagonal(covariance, axis1=1, axis2=2), axis=0))
+        if np.allclose((mean, sd), before, rtol=0, atol=1e-13):
+            return mean, sd
+    raise AssertionError("EM has not converged")

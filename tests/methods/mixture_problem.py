@@ -14,15 +14,12 @@ from priory.methods.fedhb_mixture import Prototypes, Update
 from priory.models import MLP, Head, Linen
 from priory.models.likelihood import Categorical
 from tests.methods.problems import quadratic_task
+from tests.methods.verbs import aggregated, enrol, updated
 
 NUM_CLIENTS = 5
 
 each_prior = pytest.mark.parametrize("prior_mean", ["zero", "learned"])
 each_size = pytest.mark.parametrize("num_heard", [1, 3, 5])
-updated = jax.jit(lambda method, *arguments: method.client_update(*arguments))
-personalised = jax.jit(lambda method, *arguments: method.personalise(*arguments))
-aggregate = jax.jit(lambda method, *arguments: method.aggregate(*arguments))
-init = jax.jit(lambda method, *arguments: method.init(*arguments))
 
 
 @jax.jit
@@ -37,7 +34,9 @@ def flat(weights):
 
 def rows(stacked):
     """The members of a stack as float64 vectors, (K, d)."""
-    return np.stack([flat(jax.tree.map(lambda leaf, j=j: leaf[j], stacked)) for j in range(num_rows(stacked))])
+    return np.stack(
+        [flat(jax.tree.map(lambda leaf, j=j: np.asarray(leaf)[j], stacked)) for j in range(num_rows(stacked))]
+    )
 
 
 def num_rows(stacked):
@@ -47,7 +46,7 @@ def num_rows(stacked):
 
 def network_of(vector):
     """Six numbers as a kernel and a bias; rows of them as a stack."""
-    vector = jnp.asarray(vector, jnp.float32)
+    vector = np.asarray(vector, np.float32)
     return {"bias": vector[..., :2], "kernel": vector[..., 2:].reshape(*vector.shape[:-1], 4, 1)}
 
 
@@ -56,7 +55,18 @@ def server_at(prototypes, gate=None):
 
 
 def messages_of(points):
-    return Message(Update(network_of(points), {}, None), jnp.ones(len(points)))
+    """Messages of clients at these points, and of others that did not take part."""
+    return Message(Update(network_of(_among_all(points)), {}, None), _there(points))
+
+
+def _among_all(values):
+    """The values of those who took part, and NaN for the others, so that all cohorts share their programs."""
+    silent = np.full((max(NUM_CLIENTS - len(values), 0), *np.shape(values)[1:]), np.nan)
+    return np.concatenate([values, silent])
+
+
+def _there(points):
+    return (np.arange(max(NUM_CLIENTS, len(points))) < len(points)).astype(np.float32)
 
 
 def some_points(num=NUM_CLIENTS, seed=0):
@@ -84,33 +94,35 @@ BODY = pinned(num_prototypes=1, gate=False, update="body")  # one weight of `Loc
 def em_step(method, points, prototypes, num_clients=NUM_CLIENTS):
     """The server and its metrics after the given clients have spoken."""
     task = quadratic_task(num_clients)
-    return aggregate(method, task, server_at(prototypes), messages_of(points), rng.root(0))
+    return aggregated(method, task, server_at(prototypes), messages_of(points), rng.root(0))
 
 
 def location(*places):
     """A quadratic problem's server: prototypes of the body, under a head at 0."""
-    return Prototypes({"body": jnp.array(places), "head": None}, {"body": None, "head": jnp.float32(0)}, {}, None)
+    return Prototypes(
+        {"body": jnp.array(places, jnp.float32), "head": None}, {"body": None, "head": jnp.float32(0)}, {}, None
+    )
 
 
-def mlp_task(num_clients=3, num_classes=3, hidden=(4,), num_examples=15):
-    """A network without statistics or dropout."""
+def mlp_task(num_clients=3, num_classes=3, hidden=(), num_examples=15):
+    """A linear model, or a network without statistics or dropout."""
     model = Linen(MLP(hidden, num_classes))
     return Task(model, Categorical(num_classes), (5,), num_clients, num_examples, Head(model.last_layer((5,))))
 
 
-SOME_X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32))
+SOME_X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
 
 
 def shared_out(points, prototypes, variance):
     """What clients at these points send under `linear`."""
     share = shares_of(points, prototypes, variance)
-    offset = network_of(share[..., None] * (points[:, None] - prototypes))
-    return Message(Update(Shares(jnp.asarray(share, jnp.float32), offset), {}, None), jnp.ones(len(points)))
+    offset = network_of(_among_all(share[..., None] * (points[:, None] - prototypes)))
+    return Message(Update(Shares(np.float32(_among_all(share)), offset), {}, None), _there(points))
 
 
 def stacked_messages(method, task, down, shards):
     """One message of each client."""
     num = shards.count.shape[0]
-    state = method.enrol(task, down, rng.root(9))
+    state = enrol(method, task, down, rng.root(9))
     sent = [updated(method, task, down, state, shards.of(jnp.int32(k)), rng.root(k))[1] for k in range(num)]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *sent)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *sent)

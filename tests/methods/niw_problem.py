@@ -14,6 +14,7 @@ from priory.methods.fedhb_niw import Prior
 from priory.models import Head, as_model
 from priory.models.likelihood import Gaussian
 from tests.methods.problems import shards_from
+from tests.methods.verbs import aggregated, updated
 
 KEPT = np.array([1, 1, 0, 0, 0, 0])  # which of the flat weights (bias first) have probability 1 whatever `keep` is
 
@@ -22,7 +23,7 @@ each_dim = pytest.mark.parametrize("dim", ["joint", "factorised"])
 
 def weights_of(vector):
     """Six numbers as a bias and a kernel; a stack of rows as a stack of both."""
-    vector = jnp.asarray(vector)
+    vector = np.asarray(vector)
     return {"bias": vector[..., :2], "kernel": vector[..., 2:, None]}
 
 
@@ -55,14 +56,13 @@ def pinned(**options):
     return FedHBNIW(**fields | options)
 
 
-@jax.jit
 def next_server(method, task, server, messages):
-    return method.aggregate(task, server, messages, rng.root(0))[0]
+    return aggregated(method, task, server, messages, rng.root(0))[0]
 
 
 def regression_init(key, input_shape):
     del key, input_shape
-    return weights_of(jnp.zeros(6))
+    return jax.tree.map(jnp.asarray, weights_of(np.zeros(6, np.float32)))
 
 
 def regression_apply(weights, x):
@@ -89,11 +89,6 @@ FIRST = SHARDS.of(jnp.int32(0))  # the first eight rows
 M0 = np.array([0.1, -0.2, 0.3, 0.4, -0.5, 0.6])
 V0 = np.array([20.0, 35.0, 50.0, 10.0, 5.0, 80.0])
 DOWN = prior_at(weights_of(np.float32(M0)), weights_of(np.float32(V0)))
-
-
-@jax.jit
-def updated(method, task, down, client, data, key):
-    return method.client_update(task, down, client, data, key)
 
 
 def sent(method, task=REGRESSION, down=DOWN, client=(), data=FIRST, seed=0):
