@@ -294,8 +294,9 @@ def rounds_within(spending: Spending, noise: float, epsilon: float, delta: float
 
 def participations(participation: Participation, root: Key, rounds: int) -> np.ndarray:
     """After t rounds, the uploads of the client with the most, (rounds + 1,); no data decide who is drawn."""
-    most = _most_uploads(root, participation=participation, rounds=rounds)
-    return np.concatenate([[0], np.asarray(most)]).astype(int)
+    counted = 1 << max(rounds - 1, 63).bit_length()  # so many, so that other numbers of rounds compile nothing
+    most = _most_uploads(root, participation=participation, rounds=counted)
+    return np.concatenate([[0], np.asarray(most)[:rounds]]).astype(int)
 
 
 @partial(jax.jit, static_argnames=("participation", "rounds"))

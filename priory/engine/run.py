@@ -109,11 +109,11 @@ class Run:
         """The personal model of a client of the federation, its sets calibrated on its validation rows."""
         index = self.check_client(client)
         joined, state = self.session.record_of(index)
-        data = self.train.of(jnp.int32(index))
+        data = _shard(self.train, index)
         model = self._personalised(data, index, jnp.asarray(joined), state, TOOK_PART)
         if self.settings.exclude_uncertain:  # the rows have chosen who is heard
             return model
-        held = uncertainty.validation_of(self.federation, self.session.test).of(jnp.int32(index))
+        held = _shard(uncertainty.validation_of(self.federation, self.session.test), index)
         return model.calibrated_on(held)
 
     def check_client(self, client: int | str) -> int:
@@ -287,8 +287,7 @@ class Run:
         self, data: Shard, place: int, joined: Array, state: Any, basis: Basis | str, visits: int = 0
     ) -> PersonalModel:
         down = self.method.broadcast(self.server)
-        key = rng.key(self.root, Stream.EVALUATION, self.completed, place)
-        key_post, key_predict, _ = jax.random.split(key, 3)
+        key_post, key_predict, _ = _keys(self.root, self.completed, place, num=3)
         task = self.session.task_of(place)
         args = (self.method, task, down, data, self.root, jnp.int32(place), joined, state, key_post)
         posterior = _personalise(*args, visits=visits, settled=self.session.settled)
@@ -323,8 +322,7 @@ class Run:
 
     def _keys_of_newcomer(self) -> tuple[Key, Key]:
         """A key for the posterior and one for predictions; a client that comes later takes the next free number."""
-        key = rng.key(self.root, Stream.EVALUATION, self.completed, len(self.federation.clients))
-        key_posterior, key_predict = jax.random.split(key)
+        key_posterior, key_predict = _keys(self.root, self.completed, len(self.federation.clients), num=2)
         return key_posterior, key_predict
 
 
@@ -335,6 +333,22 @@ def _kept_uncertainty(path: Path) -> Uncertainty | None:
         return None if table is None else Uncertainty.from_json(table)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None  # of another version: it is computed anew
+
+
+def _shard(shards: Shards, client: int) -> Shard:
+    """One client's shard, outside of any program."""
+    start, lengths = _run_of(shards.start, shards.count, client)
+    return Shard(shards.pool, start, lengths, shards.capacity)
+
+
+@jax.jit
+def _run_of(start: Array, count: Array, client: Array) -> tuple[Array, Array]:
+    return start[client][None], count[client][None]
+
+
+@partial(jax.jit, static_argnames="num")
+def _keys(root: Key, t: Array, place: Array, *, num: int) -> tuple[Key, ...]:
+    return tuple(jax.random.split(rng.key(root, Stream.EVALUATION, t, place), num))
 
 
 @jax.jit

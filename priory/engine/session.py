@@ -245,7 +245,10 @@ class Session:
 
     def _evaluate(self, num: int | None) -> tuple[AnyScores, AnyScores]:
         """Personal and global scores of all clients, or of a fixed random choice of `num`."""
-        total = self._tallies(self._chosen(num))
+        ids = self._chosen(num)
+        if not self._has_test_examples(ids):
+            return None, None
+        total = self._tallies(ids)
         return _summarised(total.personal), _summarised(total.population)
 
     def _chosen(self, num: int | None) -> np.ndarray:
@@ -257,11 +260,15 @@ class Session:
     def _evaluate_newcomers(self) -> dict[str, AnyScores]:
         """Scores of the clients that were held out, one for each way in, by the name of `NEWCOMERS`."""
         ids = np.arange(self.federation.num_clients, len(self.federation.clients))
-        if not len(ids):
+        if not self._has_test_examples(ids):
             return dict.fromkeys(NEWCOMERS)
         total = self._tallies(ids, visits=self.settings.onboard_visits, arriving=True)
         ways = (total.personal, total.unlabelled, total.population)
         return {part: _summarised(tallies) for part, tallies in zip(NEWCOMERS, ways, strict=True)}
+
+    def _has_test_examples(self, ids: np.ndarray) -> bool:
+        """Whether there is anything to score; compiling an evaluation of nothing takes seconds."""
+        return bool(np.asarray(self.federation.test.count)[ids].any())
 
     def _tallies(self, ids: np.ndarray, **how: Any) -> ClientTallies:
         with self.clock.booking("evaluate"):
