@@ -1,15 +1,15 @@
 """A federation of six small clients, and what is to be compared between two runs of it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 import priory
 from priory.data import Federation
-from priory.engine import devices
+from tests.states import State, state_of
 
 NUM_CLIENTS = 6  # a multiple of the two devices
 SIZES = (20, 28, 12, 40, 8, 24)  # of the training parts: several numbers of batches an epoch
@@ -44,40 +44,46 @@ def simulate(federation: Federation) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def state() -> Callable[[Any], dict[str, np.ndarray]]:
-    """All that a run keeps, by name: server and clients' records."""
-
-    def read(run: Any) -> dict[str, np.ndarray]:
-        session, mesh = run.session, run.session.plan.mesh
-        num = run.federation.num_clients
-        rows = np.resize(np.arange(num), -(-num // mesh.size) * mesh.size)
-        records = devices.to_host(session.home.take(rows, run.completed), mesh)
-        records = jax.tree.map(lambda leaf: leaf[:num], records)
-        # What a client that never joined has in its place is nobody's business.
-        records = jax.tree.map(
-            lambda leaf: np.where(records.joined.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0), records
-        )
-        named, _ = jax.tree_util.tree_flatten_with_path({"server": run.server, "records": records})
-        return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in named}
-
-    return read
+def begin(simulate: Callable[..., Any]) -> Callable[..., Any]:
+    """A run that was stopped before its first round: everything is checked and placed, and no round is compiled."""
+    return partial(simulate, stop=lambda: True)
 
 
 @pytest.fixture(scope="session")
-def assert_same_bits(state: Callable[[Any], dict[str, np.ndarray]]) -> Callable[[Any, Any], None]:
+def train(simulate: Callable[..., Any]) -> Callable[..., Any]:
+    """A run that was stopped after its rounds, before the last evaluation: that is a program of its own."""
+
+    def run(*args: Any, rounds: int = 4, **options: Any) -> Any:
+        asked = iter([False] * rounds + [True])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)  # it is asked after every round
+            return simulate(*args, rounds=rounds + 1, stop=lambda: next(asked), **options)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def state() -> Callable[[Any], State]:
+    """All that a run keeps, by name: server and clients' records."""
+    return state_of
+
+
+@pytest.fixture(scope="session")
+def assert_same_bits(state: Callable[[Any], State]) -> Callable[[Any, Any], None]:
     """Raises unless two runs hold the same bits."""
 
     def check(one: Any, other: Any) -> None:
         first, second = state(one), state(other)
         assert first.keys() == second.keys()
         for name in first:
-            np.testing.assert_array_equal(first[name].view(np.uint8), second[name].view(np.uint8), err_msg=name)
+            bits = [np.atleast_1d(leaf).view(np.uint8) for leaf in (first[name], second[name])]
+            np.testing.assert_array_equal(*bits, err_msg=name)
 
     return check
 
 
 @pytest.fixture(scope="session")
-def assert_close(state: Callable[[Any], dict[str, np.ndarray]]) -> Callable[..., None]:
+def assert_close(state: Callable[[Any], State]) -> Callable[..., None]:
     """Raises unless two runs hold the same numbers but for rounding."""
 
     def check(one: Any, other: Any, atol: float = 1e-5) -> None:

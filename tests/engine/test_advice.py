@@ -3,6 +3,8 @@
 import json
 import warnings
 
+import pytest
+
 import priory
 from priory import methods
 from priory.cli import main
@@ -22,6 +24,20 @@ class Advising(priory.FedAvg):
 
 
 ALWAYS = Advising(bound=1e9)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """The one that the command line makes below, so that all runs are one program."""
+    return priory.data.load("digits").partition("iid", clients=4, seed=0)
+
+
+@pytest.fixture(scope="module")
+def simulate(federation):
+    def run(method, **options):
+        return priory.simulate(method, federation, **({"model": "linear", "rounds": 4, "eval_every": 0} | options))
+
+    return run
 
 
 def heard(function, *args, **options):
@@ -53,7 +69,7 @@ def test_the_summary_keeps_the_newest_words(simulate):
 
 def test_a_run_without_advice_has_none_in_its_summary(simulate):
     assert not isinstance(priory.FedAvg(), Advice)
-    assert "advice" not in simulate(priory.FedAvg(), rounds=1).summary()["extra"]
+    assert "advice" not in simulate(priory.FedAvg(), rounds=0).summary()["extra"]
 
 
 def test_a_resumed_run_does_not_repeat_itself_and_ends_with_the_same_summary(simulate, federation, tmp_path):

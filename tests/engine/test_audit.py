@@ -3,12 +3,17 @@
 import hashlib
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import priory
+from priory.core import rng
+from priory.core.rng import Stream
 from priory.engine import audit as auditing
 from priory.engine.audit import audit, lower_bound, p_value, right_guesses, with_canaries
+from priory.engine.cohort import Participation
 
 FORMS = {
     "central bernoulli": {"dp": "central", "participation": "bernoulli"},
@@ -79,15 +84,22 @@ def test_canaries_are_clients_after_all_others(federation):
 
 
 @pytest.fixture(scope="module")
-def audited(simulate, tmp_path_factory):
-    """The audit of a short run, and its directory before and after."""
+def wide(arrays):
+    """The federation with 150 features, so that a linear model has room for a hundred canaries."""
+    x = np.random.default_rng(0).normal(size=(len(arrays["y"]), 150)).astype(np.float32)
+    return priory.data.from_arrays(**(arrays | {"x": x}), test=0.2, seed=0)
+
+
+@pytest.fixture(scope="module")
+def audited(begin, wide, tmp_path_factory):
+    """The audit of a run that has its noise and no round yet: it is made again with canaries in any case."""
 
     def contents(path):
         return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in path.rglob("*") if p.is_file()}
 
     def made(**options):
         path = tmp_path_factory.mktemp("runs") / "run"
-        run = simulate(priory.FedAvg(), model="mlp:64", rounds=4, dp_delta=1e-4, out=path, **options)
+        run = begin(priory.FedAvg(), wide, dp_delta=1e-4, out=path, **options)
         before = contents(path)
         found = audit(path, canaries=100, federation=run.federation)
         after = contents(path)
@@ -100,8 +112,8 @@ def audited(simulate, tmp_path_factory):
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_false_claim_is_refuted(audited, form):
-    """The noise is that of ε = 0.5 for a client that moves a release by 10⁻³, and canaries move it by 1."""
-    _, found = audited(**form, dp_epsilon=0.5, dp_sensitivity=1e-3)
+    """The noise is that of ε < 0.5 for a client that moves a release by 10⁻³, and canaries move it by 1."""
+    _, found = audited(**form, dp_noise=30.0, dp_sensitivity=1e-3)
     assert found.claim <= 0.5
     assert found.bound > 2 * found.audited
     assert not found.holds
@@ -109,14 +121,14 @@ def test_a_false_claim_is_refuted(audited, form):
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_true_claim_is_not_refuted(audited, form):
-    run, found = audited(**form, dp_epsilon=3.0)
-    assert found.claim == run.extra["privacy"]["epsilon"]
+    run, found = audited(**form, dp_noise=3.0)
+    assert 1 < found.claim == run.session.ledger.spent(4) < 8
     assert found.bound <= found.audited
     assert found.holds
     assert found.guesses == 50
 
 
-def test_a_canary_is_as_far_from_its_opposite_as_two_clients_can_be(simulate, tmp_path, monkeypatch):
+def test_a_canary_is_as_far_from_its_opposite_as_two_clients_can_be(begin, wide, tmp_path, monkeypatch):
     """Without noise to speak of, a local canary's score after k messages is ± k times the clipping norm."""
     kept = {}
 
@@ -126,11 +138,13 @@ def test_a_canary_is_as_far_from_its_opposite_as_two_clients_can_be(simulate, tm
 
     wanted = auditing._judge
     monkeypatch.setattr(auditing, "_judge", judge)
-    run = simulate(
-        priory.FedAvg(), model="mlp:64", rounds=4, dp="local", dp_noise=1e-5, dp_clip=2.0, cohort=6, out=tmp_path / "r"
-    )
+    options = {"dp": "local", "dp_noise": 1e-5, "dp_clip": 2.0, "dp_delta": 1e-4}
+    run = begin(priory.FedAvg(), wide, out=tmp_path / "r", **options)
     audit(tmp_path / "r", canaries=100, federation=run.federation)
-    np.testing.assert_allclose(kept["scores"], np.where(kept["heads"], 8.0, -8.0), atol=1e-2)
+    draw = jax.jit(lambda t: Participation(106, 53, 53).draw(rng.key(rng.root(0), Stream.COHORT, t)).ids)
+    messages = np.bincount(np.concatenate([draw(jnp.int32(t)) for t in range(4)]), minlength=106)[6:]
+    assert len(set(messages.tolist())) > 2
+    np.testing.assert_allclose(kept["scores"], np.where(kept["heads"], 2.0, -2.0) * messages, atol=1e-2)
     assert 0 < kept["heads"].sum() < 100
 
 
@@ -139,7 +153,7 @@ def test_too_few_canaries_are_refused(tmp_path):
         audit(tmp_path, canaries=99)
 
 
-def test_a_run_without_a_claim_cannot_be_audited(simulate, tmp_path):
-    run = simulate(priory.FedAvg(), rounds=1, out=tmp_path / "run")
+def test_a_run_without_a_claim_cannot_be_audited(begin, tmp_path):
+    run = begin(priory.FedAvg(), rounds=1, out=tmp_path / "run")
     with pytest.raises(priory.UsageError, match="claims no differential privacy"):
         audit(tmp_path / "run", federation=run.federation)

@@ -1,19 +1,35 @@
 """Who takes part: distinct, uniform, cheap, and dealt out evenly."""
 
+from functools import partial
+from typing import Any
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
 from priory.core.errors import UsageError
 from priory.engine.cohort import Participation, Slots, deal, subset
+from tests.methods.verbs import on_host
 
 
 def subsets(num: int, size: int, draws: int) -> np.ndarray:
     """Independent subsets, (draws, size)."""
-    keys = jax.random.split(jax.random.key(0), draws)
-    return np.asarray(jax.jit(jax.vmap(lambda key: subset(key, num, size)))(keys))
+    return np.asarray(_subsets(jax.random.key(0), num, size, draws))
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _subsets(key: Any, num: int, size: int, draws: int) -> Any:
+    return jax.vmap(lambda key: subset(key, num, size))(jax.random.split(key, draws))
+
+
+@partial(jax.jit, static_argnames="participation")
+def drawn_by(participation: Participation, key: Any) -> Slots:
+    """The places of a round, or with several keys of as many rounds."""
+    return participation.draw(key) if key.ndim == 0 else jax.vmap(participation.draw)(key)
+
+
+dealt_out = jax.jit(deal, static_argnums=(2, 3))
 
 
 def assert_uniform(counts: np.ndarray, errors: float = 4.0) -> None:
@@ -63,8 +79,8 @@ def test_drawing_from_a_million_clients_makes_no_array_of_a_million():
 def test_bernoulli_cohorts_have_the_binomial_mean_and_variance(num, cohort):
     draws = 4000
     participation = Participation(num, cohort, cohort, "bernoulli")
-    slots = jax.jit(jax.vmap(participation.draw))(jax.random.split(jax.random.key(1), draws))
-    sizes = np.asarray(slots.filled.sum(axis=1))
+    slots = on_host(drawn_by(participation, jax.random.split(jax.random.key(1), draws)))
+    sizes = slots.filled.sum(axis=1)
     variance = cohort * (1 - cohort / num)
     assert abs(sizes.mean() - cohort) <= 4 * np.sqrt(variance / draws)
     # The sample variance of a nearly normal count has standard error variance · √(2 / draws).
@@ -73,13 +89,13 @@ def test_bernoulli_cohorts_have_the_binomial_mean_and_variance(num, cohort):
 
 
 def test_a_bernoulli_client_takes_part_with_the_same_probability_wherever_it_is():
-    participation = Participation(40, 4, 4, "bernoulli")
-    slots = jax.jit(jax.vmap(participation.draw))(jax.random.split(jax.random.key(2), 4000))
-    assert_uniform(np.bincount(np.asarray(slots.ids)[np.asarray(slots.filled)], minlength=40))
+    participation = Participation(40, 10, 10, "bernoulli")
+    slots = on_host(drawn_by(participation, jax.random.split(jax.random.key(2), 4000)))
+    assert_uniform(np.bincount(slots.ids[slots.filled], minlength=40))
 
 
 def test_all_active_clients_run_and_only_the_cohort_uploads():
-    slots = Participation(9, 2, 5).draw(jax.random.key(0))
+    slots = on_host(drawn_by(Participation(9, 2, 5), jax.random.key(0)))
     assert len(set(slots.ids.tolist())) == 5
     assert slots.filled.all()
     assert int(slots.uploads.sum()) == 2
@@ -87,30 +103,28 @@ def test_all_active_clients_run_and_only_the_cohort_uploads():
 
 @pytest.mark.parametrize("hands", [1, 2, 3])
 def test_dealing_permutes_the_slots_and_adds_empty_ones(hands):
-    drawn = Participation(30, 4, 7).draw(jax.random.key(3))
-    size = jnp.arange(30) % 11
-    dealt = deal(drawn, size, 12, hands)
+    drawn = on_host(drawn_by(Participation(30, 4, 7), jax.random.key(3)))
+    dealt = on_host(dealt_out(drawn, np.arange(30, dtype=np.int32) % 11, 12, hands))
     kept = np.flatnonzero(dealt.filled)
     before = sorted(zip(drawn.ids.tolist(), drawn.uploads.tolist(), strict=True))
     after = sorted(zip(dealt.ids[kept].tolist(), dealt.uploads[kept].tolist(), strict=True))
     assert before == after
-    assert not dealt.uploads[np.flatnonzero(~np.asarray(dealt.filled))].any()
+    assert not dealt.uploads[~dealt.filled].any()
 
 
 def test_dealing_gives_every_device_as_many_clients_and_like_amounts_of_work():
     num, hands = 16, 2
-    size = jnp.array(np.random.default_rng(0).integers(1, 100, num))
-    slots = Slots(jnp.arange(num), jnp.full(num, True), jnp.full(num, True))
-    dealt = deal(slots, size, num, hands)
-    work = np.asarray(size)[np.asarray(dealt.ids)].reshape(hands, -1)
+    size = np.random.default_rng(0).integers(1, 100, num, dtype=np.int32)
+    slots = Slots(np.arange(num, dtype=np.int32), np.full(num, True), np.full(num, True))
+    work = size[np.asarray(dealt_out(slots, size, num, hands).ids)].reshape(hands, -1)
     assert (np.diff(work, axis=1) <= 0).all()  # large clients first
     assert abs(np.diff(work.sum(axis=1))[0]) <= int(size.max())
 
 
 def test_empty_places_are_shared_out_too():
-    slots = Slots(jnp.arange(5), jnp.full(5, True), jnp.full(5, True))
-    dealt = deal(slots, jnp.ones(5, jnp.int32), 8, 2)
-    assert sorted(np.asarray(dealt.filled).reshape(2, 4).sum(axis=1).tolist()) == [2, 3]
+    slots = Slots(np.arange(5, dtype=np.int32), np.full(5, True), np.full(5, True))
+    filled = np.asarray(dealt_out(slots, np.ones(5, np.int32), 8, 2).filled)
+    assert sorted(filled.reshape(2, 4).sum(axis=1).tolist()) == [2, 3]
 
 
 @pytest.mark.parametrize(

@@ -27,29 +27,38 @@ TEXT = "mlp:4"
 MODEL = parse(TEXT, input_shape=(5,), num_outputs=3)
 TASK = Task(MODEL, Categorical(3), (5,), len(COUNTS), sum(COUNTS), Head(MODEL.last_layer((5,))), aligned_task().public)
 FORM = Form("tiny", (5,), np.float32(0.25), np.float32(2), 3, ("a", "b", "c"), None, {})
+SHARDS = tiny_shards()
 X = np.random.default_rng(1).normal(size=(6, 5)).astype(np.float32)
 
 
 def a_model(method, verb: str = "personalise", name: str | None = None) -> PersonalModel:
-    """What a verb makes of the first of three clients, before any round."""
+    """A posterior of the structure that a verb gives the first of three clients; its numbers are drawn, not learned."""
 
-    @jax.jit
     def made(key):
         key_init, key_client, key_post = jax.random.split(key, 3)
-        down, data = method.broadcast(method.init(TASK, key_init)), tiny_shards().of(jnp.int32(0))
+        down, data = method.broadcast(method.init(TASK, key_init)), SHARDS.of(jnp.int32(0))
         if verb == "population":
             return method.population(TASK, down, None, key_post)
         if verb == "infer":
             return method.infer(TASK, down, data, key_post)
         return method.personalise(TASK, down, method.enrol(TASK, down, key_client), data, key_post)
 
+    draw = np.random.default_rng(0)
+
+    def drawn(leaf):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.asarray(draw.integers(0, 2, leaf.shape).astype(leaf.dtype))
+        return jnp.asarray(draw.uniform(0.1, 0.9, leaf.shape).astype(leaf.dtype))  # all parameters have a value there
+
+    posterior = jax.tree.map(drawn, jax.eval_shape(made, rng.root(0)))
     source = Source(name or priory.methods.name_of(method), verb, TEXT, "a", 3)
-    return PersonalModel(method, TASK, made(rng.root(0)), FORM, rng.root(1), source, np.array([0.1, 0.7, 0.2]))
+    return PersonalModel(method, TASK, posterior, FORM, rng.root(1), source, np.array([0.1, 0.7, 0.2]))
 
 
 def same(one: PersonalModel, other: PersonalModel, x) -> None:
     """Raises unless two models say the same, to the bit."""
     first, second = one.predict(x), other.predict(x)
+    assert np.isfinite(first.probabilities).all()
     for name in ("probabilities", "label", "mean", "sd", "entropy", "epistemic", "calibration"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
 
@@ -126,7 +135,7 @@ def test_draws_have_the_moments_of_the_posterior():
     model, num = a_model(priory.PFedBayes()), 400
     found = model.inference_data(draws=num).posterior["Dense_0.kernel"]
     assert found.sizes == {"chain": 1, "draw": num, "client": 1, "Dense_0.kernel_dim_0": 5, "Dense_0.kernel_dim_1": 4}
-    belief = gaussian.of(model.posterior.weights)
+    belief = jax.jit(gaussian.of)(model.posterior.weights)
     mean, sd = (np.asarray(tree["Dense_0"]["kernel"]) for tree in (belief.mean, belief.sd))
     assert np.abs(found.mean(["chain", "draw", "client"]).values - mean).max() < 5 * sd.max() / num**0.5
 
@@ -148,8 +157,8 @@ def test_a_point_estimate_has_no_draws(tmp_path):
     assert not (tmp_path / "m").exists()
 
 
-def test_each_client_takes_its_own_network_along(federation, tmp_path):
-    run = priory.simulate(priory.Local(), federation, models="linear,mlp:4", rounds=1, seed=0, eval_every=0)
+def test_each_client_takes_its_own_network_along(begin, federation, tmp_path):
+    run = begin(priory.Local(), model=None, models="linear,mlp:4")
     for client, text in ((0, "linear"), (3, "mlp:4")):
         model = run.client(client)
         assert model.source.model == text

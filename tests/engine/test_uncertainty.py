@@ -3,13 +3,16 @@
 import json
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import priory
 from priory.core.errors import UsageError
+from priory.core.struct import struct
 from priory.evaluate import LEVELS
-from priory.uncertainty import Uncertainty
+from priory.fed.method import Predictive
+from priory.uncertainty import Uncertainty, foreign_inputs
 
 PARTS = {
     "personal": "personal",
@@ -17,6 +20,16 @@ PARTS = {
     "newcomers": "newcomers",
     "newcomers_global": "newcomers_global",
 }
+
+
+@struct
+class TwoParts(priory.FedAvg):
+    """FedAvg whose predictive has two components that disagree: the network, and one that is half as sure."""
+
+    def predict(self, task: Any, posterior: Any, x: Any, key: Any) -> Predictive:
+        del key
+        outputs = task.model.apply(posterior, x)[0]
+        return Predictive(jnp.stack([outputs, outputs / 2]), jnp.full((2, x.shape[0]), np.log(0.5)))
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +40,14 @@ def held_out(arrays: dict[str, np.ndarray]) -> priory.data.Federation:
 
 @pytest.fixture(scope="module")
 def bayesian(simulate: Any, held_out: priory.data.Federation) -> Any:
-    """A run whose predictive has several components."""
-    return simulate(priory.PFedBayes(), held_out)
+    """A run whose predictive has several components; scores and tables agree from the start, so no round is run."""
+    return simulate(TwoParts(), held_out, rounds=0)
+
+
+@pytest.fixture
+def written(begin: Any, held_out: priory.data.Federation, tmp_path: Any) -> Any:
+    """A run with a directory; nothing but its models is asked for, so it is not evaluated."""
+    return begin(TwoParts(), held_out, out=tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +57,7 @@ def regression(simulate: Any, arrays: dict[str, np.ndarray]) -> Any:
     data = priory.data.from_arrays(
         arrays["x"], y, arrays["client"], task="regression", test=0.2, validation=0.3, seed=0
     )
-    return simulate(priory.PFedBayes(), data)
+    return simulate(TwoParts(), data, rounds=0)
 
 
 def summary_of(run: Any) -> dict[str, Any]:
@@ -73,8 +92,8 @@ def test_y_is_covered_exactly_when_it_is_between_the_ends(regression):
         np.testing.assert_array_equal(inside, np.abs(rows.cdf - 0.5) <= level / 2)
 
 
-def test_a_point_method_has_no_epistemic_uncertainty_and_a_bayesian_one_has(simulate, bayesian, held_out):
-    point = simulate(priory.FedAvg(), held_out).uncertainty(bootstrap=0).parts["personal"]
+def test_a_point_method_has_no_epistemic_uncertainty_and_a_bayesian_one_has(begin, bayesian, held_out):
+    point = begin(priory.FedAvg(), held_out).uncertainty(bootstrap=0).parts["personal"]
     assert point.pooled["epistemic"].value == 0.0
     assert point.epistemic.count[0] == point.clients["test"].sum()
     assert bayesian.uncertainty(bootstrap=0).parts["personal"].pooled["epistemic"].value > 1e-6
@@ -89,8 +108,7 @@ def test_inputs_of_the_same_kind_are_not_foreign(bayesian):
 
 
 def test_at_most_a_thousand_foreign_inputs_are_asked_about(bayesian):
-    many = np.zeros((1500, 3), np.float32)
-    assert bayesian.uncertainty(ood=many, bootstrap=0).ood.examples == 1000
+    assert len(foreign_inputs(bayesian.federation, np.zeros((1500, 3), np.float32)).x) == 1000
 
 
 def test_a_second_data_set_gives_its_name(bayesian, arrays):
@@ -112,46 +130,42 @@ def test_inputs_that_do_not_fit_are_refused(bayesian, ood, word):
         bayesian.uncertainty(ood=ood)
 
 
-def test_a_directory_keeps_the_tables_and_a_later_call_reads_them(simulate, held_out, tmp_path, monkeypatch):
-    run = simulate(priory.FedAvg(), held_out, out=tmp_path / "run")
-    first = run.uncertainty(bootstrap=5)
+def test_a_directory_keeps_the_tables_and_a_later_call_reads_them(written, held_out, tmp_path, monkeypatch):
+    run, first = written, written.uncertainty(bootstrap=5)
     kept = json.loads((tmp_path / "run" / "uncertainty.json").read_text())
     assert kept == first.to_json()
     monkeypatch.setattr(type(run.session), "answers", lambda *_: pytest.fail("it is computed again"))
-    again = priory.load(tmp_path / "run", federation=held_out).uncertainty(bootstrap=5)
+    again = priory.load(tmp_path / "run", federation=held_out, method=TwoParts()).uncertainty(bootstrap=5)
     assert again.to_json() == first.to_json()
 
 
-def test_other_arguments_are_computed_anew(simulate, held_out, tmp_path):
-    run = simulate(priory.FedAvg(), held_out, out=tmp_path / "run")
-    run.uncertainty(bootstrap=5)
-    assert run.uncertainty(bootstrap=5, level=0.5).parts["personal"].sets.level == 0.5
-    assert run.uncertainty(bootstrap=6).bootstrap == 6
+def test_other_arguments_are_computed_anew(written):
+    written.uncertainty(bootstrap=5)
+    assert written.uncertainty(bootstrap=5, level=0.5).parts["personal"].sets.level == 0.5
+    assert written.uncertainty(bootstrap=6).bootstrap == 6
 
 
-def test_tables_with_foreign_inputs_serve_a_call_without_and_stay(simulate, held_out, tmp_path, monkeypatch):
-    run, far = simulate(priory.FedAvg(), held_out, out=tmp_path / "run"), np.full((9, 3), 5.0, np.float32)
+def test_tables_with_foreign_inputs_serve_a_call_without_and_stay(written, held_out, tmp_path, monkeypatch):
+    run, far = written, held_out.x + 5
     run.uncertainty(ood=far, bootstrap=5)
     before = (tmp_path / "run" / "uncertainty.json").read_bytes()
     monkeypatch.setattr(type(run.session), "answers", lambda *_: pytest.fail("it is computed again"))
     assert run.uncertainty(bootstrap=5).ood is None
-    assert run.uncertainty(ood=far, bootstrap=5).ood.examples == 9
+    assert run.uncertainty(ood=far, bootstrap=5).ood.examples == len(far)
     assert (tmp_path / "run" / "uncertainty.json").read_bytes() == before
 
 
-def test_a_damaged_file_is_named_and_left_alone(simulate, held_out, tmp_path):
-    run = simulate(priory.FedAvg(), held_out, out=tmp_path / "run")
-    path = tmp_path / "run" / "uncertainty.json"
+def test_a_damaged_file_is_named_and_left_alone(written):
+    path = written.path / "uncertainty.json"
     path.write_text("{")
     with pytest.raises(UsageError, match=r"uncertainty\.json is damaged"):
-        run.uncertainty(bootstrap=0)
+        written.uncertainty(bootstrap=0)
     assert path.read_text() == "{"
 
 
-def test_a_file_of_another_version_is_computed_anew(simulate, held_out, tmp_path):
-    run = simulate(priory.FedAvg(), held_out, out=tmp_path / "run")
-    (tmp_path / "run" / "uncertainty.json").write_text('{"kind": "classification", "parts": {}}')
-    assert isinstance(run.uncertainty(bootstrap=0), Uncertainty)
+def test_a_file_of_another_version_is_computed_anew(written):
+    (written.path / "uncertainty.json").write_text('{"kind": "classification", "parts": {}}')
+    assert isinstance(written.uncertainty(bootstrap=0), Uncertainty)
 
 
 def test_keys_of_other_rows_are_not_those_of_the_evaluation():

@@ -1,7 +1,7 @@
 """Two distributions in turn: the steps of the printed algorithm, where they end, and what they leave alone."""
 
 import itertools
-from functools import partial
+from functools import cache, partial
 
 import flax.linen as nn
 import jax
@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from priory.bayes import gaussian
+from priory.bayes.gaussian import Free
 from priory.core.rng import root
 from priory.core.struct import replace, struct
 from priory.fed.alternate import Belief, Personal, alternate, fresh
@@ -21,7 +22,7 @@ from priory.models.likelihood import Categorical
 from tests.methods.gaussian_problem import DOWN, EMPTY, FIRST, HELD, OWN, SHARDS, X, Y, expected_nll, flat, tempered
 from tests.methods.problems import tiny_shards
 
-FULL = Work(epochs=1, batch_size=10)
+FULL, MANY = Work(epochs=1, batch_size=10), Work(epochs=3000, batch_size=10)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -40,7 +41,7 @@ def from_own(optimiser):
 class Small(nn.Module):
     @nn.compact
     def __call__(self, x):
-        return nn.Dense(3)(jnp.tanh(nn.Dense(4)(x)))
+        return jnp.tanh(nn.Dense(3)(x))
 
 
 SMALL = Linen(Small())
@@ -63,7 +64,6 @@ def printed_kl(free, free_w):
     return total
 
 
-@jax.jit
 def omega_and_slope(free, free_w, zeta, batch, key):
     """The slope of Ω/n by automatic differentiation, and the likelihood term of Ω/n."""
 
@@ -76,32 +76,42 @@ def omega_and_slope(free, free_w, zeta, batch, key):
     return jax.grad(omega, has_aux=True)(free)
 
 
-slope_of_prior = jax.jit(jax.grad(lambda free_w, free: printed_kl(free, free_w) / SMALL_DATA.count))
+def slope_of_prior(free_w, free):
+    return jax.grad(lambda free_w: printed_kl(free, free_w) / SMALL_DATA.count)(free_w)
 
 
-def by_hand(free, free_w, work, solver, solver_w, zeta, key):
+@partial(jax.jit, static_argnames=("solver", "size"))
+def step_by_hand(carry, key_data, key_step, zeta, prior_rate, solver, size):
+    """One step of algorithm 1, and the likelihood term before it."""
+    free, free_w, state, state_w = carry
+    batch = SMALL_DATA.batch(key_data, size)
+    slope, loss = omega_and_slope(free, free_w, zeta, batch, key_step)
+    moves, state = solver(0.02).update(slope, state, free)
+    free = optax.apply_updates(free, moves)
+    moves, state_w = solver(0.02 * prior_rate).update(slope_of_prior(free_w, free), state_w, free_w)
+    return (free, optax.apply_updates(free_w, moves), state, state_w), loss
+
+
+def by_hand(free, free_w, work, solver, zeta, prior_rate, key):
     """Algorithm 1 step by step."""
-    state, state_w, losses = solver.init(free), solver_w.init(free_w), []
+    states = jax.jit(lambda *both: tuple(map(solver(0.02).init, both)))(free, free_w)
+    carry, losses = (free, free_w, *states), []
     key_data, key_step = jax.random.split(key)
     for i in range(work.steps):
-        batch = SMALL_DATA.batch(jax.random.fold_in(key_data, i), work.batch_size)
-        slope, loss = omega_and_slope(free, free_w, zeta, batch, jax.random.fold_in(key_step, i))
-        moves, state = solver.update(slope, state, free)
-        free = optax.apply_updates(free, moves)
-        moves, state_w = solver_w.update(slope_of_prior(free_w, free), state_w, free_w)
-        free_w = optax.apply_updates(free_w, moves)
+        keys = jax.random.fold_in(key_data, i), jax.random.fold_in(key_step, i)
+        carry, loss = step_by_hand(carry, *keys, zeta, prior_rate, solver, work.batch_size)
         losses.append(float(loss))
-    return free, free_w, np.mean(losses)
+    return carry[0], carry[1], np.mean(losses)
 
 
+@cache
 def two_networks():
     """Free coordinates of a posterior and of a prior, some way apart."""
-    pair = []
+    init, pair = jax.jit(lambda key: SMALL.init(key, (5,)).weights), []
     for seed, rho in ((0, -2.0), (1, -1.5)):
-        free = gaussian.around(SMALL.init(jax.random.key(seed), (5,)).weights, rho)
-        spread = np.random.default_rng(seed)
-        pair.append(replace(free, rho=jax.tree.map(lambda r, d=spread: r + d.normal(0, 0.2, r.shape), free.rho)))
-    return jax.tree.map(jnp.float32, tuple(pair))
+        mean, spread = init(jax.random.key(seed)), np.random.default_rng(seed)
+        pair.append(Free(mean, jax.tree.map(lambda m, r=rho, d=spread: np.float32(d.normal(r, 0.2, m.shape)), mean)))
+    return tuple(pair)
 
 
 @pytest.mark.parametrize(("zeta", "prior_rate"), [(0.0, 1.0), (3.0, 1.0), (3.0, 0.5)])
@@ -112,7 +122,7 @@ def test_the_steps_are_those_of_the_printed_algorithm(kind, solver, zeta, prior_
     personal, localised, loss = run(
         drawn_nll, start, down, SMALL_DATA, optimiser, work, jax.random.key(2), zeta, prior_rate
     )
-    q, w, mean_loss = by_hand(free, free_w, work, solver(0.02), solver(0.02 * prior_rate), zeta, jax.random.key(2))
+    q, w, mean_loss = by_hand(free, free_w, work, solver, zeta, prior_rate, jax.random.key(2))
     np.testing.assert_allclose(flat(personal.q.weights), flat(q), atol=1e-5)
     np.testing.assert_allclose(flat(localised.weights), flat(w), atol=1e-5)
     assert float(loss) == pytest.approx(mean_loss, abs=1e-5)
@@ -124,15 +134,19 @@ def test_w_follows_the_new_q_of_the_same_step():
     rate = 0.05
     start, optimiser = fresh(DOWN, Optimiser(step_size=rate)), Optimiser(step_size=rate)
     personal, localised, _ = run(expected_nll, start, DOWN, FIRST, optimiser, FULL, root(0))
-    old = gaussian.of(DOWN.weights)
+
+    @jax.jit
+    def slope(q, w):
+        return gaussian.chain(w, gaussian.kl_gradient_of_prior(gaussian.of(q), gaussian.of(w)))
+
     # Had it seen the old q, which is w, it would not have moved.
-    slope = gaussian.kl_gradient_of_prior(gaussian.of(personal.q.weights), old)
-    wanted = flat(DOWN.weights) - rate / 10 * flat(gaussian.chain(DOWN.weights, slope))
+    wanted = flat(DOWN.weights) - rate / 10 * flat(slope(personal.q.weights, DOWN.weights))
     np.testing.assert_allclose(flat(localised.weights), wanted, rtol=1e-5)
     assert np.abs(flat(localised.weights) - flat(DOWN.weights)).max() > 1e-3
 
 
 def test_q_sees_the_w_that_moved_in_the_step_before():
+    # Two steps: if q saw w a step late, both would be the same.
     optimiser, both = Optimiser(step_size=0.05), Work(epochs=2, batch_size=10)
     moved, _, _ = run(expected_nll, from_own(optimiser), DOWN, FIRST, optimiser, both, root(0), 3.0, 1.0)
     held, _, _ = run(expected_nll, from_own(optimiser), DOWN, FIRST, optimiser, both, root(0), 3.0, HELD)
@@ -161,7 +175,7 @@ class Given:
 
 def given(rows):
     rows = np.array(rows)
-    return Given(jnp.asarray(X[rows], jnp.float32), jnp.asarray(Y[rows], jnp.float32))
+    return Given(np.float32(X[rows]), np.float32(Y[rows]))
 
 
 def moved_by(rows):
@@ -185,7 +199,9 @@ def test_a_step_of_q_descends_the_printed_objective_over_n():
         batch = given(range(10)).batch(None, 10)
         return num * expected_nll(gaussian.of(free), {}, batch, None)[0] + zeta * printed_kl(free, DOWN.weights)
 
-    np.testing.assert_allclose(moved_by(range(10)), -flat(jax.grad(omega)(OWN.weights)) / num, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        moved_by(range(10)), -flat(jax.jit(jax.grad(omega))(OWN.weights)) / num, rtol=1e-4, atol=1e-5
+    )
 
 
 # --- where it ends ---------------------------------------------------------------------------------------------------
@@ -193,9 +209,9 @@ def test_a_step_of_q_descends_the_printed_objective_over_n():
 
 @pytest.mark.parametrize("zeta", [0.5, 1.0, 10.0])
 def test_with_w_held_q_ends_at_the_tempered_posterior(zeta):
-    optimiser, work = Optimiser(step_size=0.3 / (1 + zeta)), Work(epochs=3000, batch_size=10)
-    personal, localised, _ = run(expected_nll, from_own(optimiser), DOWN, FIRST, optimiser, work, root(0), zeta, HELD)
-    q, (mean, sd) = gaussian.of(personal.q.weights), tempered(zeta)
+    optimiser = Optimiser(step_size=0.3 / (1 + zeta))
+    personal, localised, _ = run(expected_nll, from_own(optimiser), DOWN, FIRST, optimiser, MANY, root(0), zeta, HELD)
+    q, (mean, sd) = jax.jit(gaussian.of)(personal.q.weights), tempered(zeta)
     np.testing.assert_allclose(flat(q.mean), mean, atol=1e-5)
     np.testing.assert_allclose(flat(q.sd), sd, rtol=1e-4)
     np.testing.assert_array_equal(flat(localised), flat(DOWN))
@@ -204,9 +220,7 @@ def test_with_w_held_q_ends_at_the_tempered_posterior(zeta):
 def test_where_w_may_follow_both_end_at_the_same_place():
     # The divergence is then zero, so that q minimises the likelihood term alone.
     optimiser = Optimiser(step_size=0.05)
-    personal, localised, _ = run(
-        expected_nll, from_own(optimiser), DOWN, FIRST, optimiser, Work(epochs=3000, batch_size=10), root(0), 1.0, 1.0
-    )
+    personal, localised, _ = run(expected_nll, from_own(optimiser), DOWN, FIRST, optimiser, MANY, root(0), 1.0, 1.0)
     least_squares, *_ = np.linalg.lstsq(X[:10], Y[:10])
     np.testing.assert_allclose(flat(personal.q.weights.mean), least_squares, atol=1e-3)
     np.testing.assert_allclose(flat(localised.weights.mean), least_squares, atol=1e-3)
@@ -229,19 +243,19 @@ def test_without_examples_a_posterior_at_w_does_not_move_by_a_bit(kind, work, da
 
 
 def test_the_optimiser_goes_on_where_it_was():
-    optimiser, half = Optimiser("adam", 0.05), Work(epochs=10, batch_size=10)
-    twice = from_own(optimiser)
-    for _ in range(2):
-        twice, _, _ = run(expected_nll, twice, DOWN, FIRST, optimiser, half, root(0), 1.0, HELD)
-    whole = Work(epochs=20, batch_size=10)
+    optimiser, whole = Optimiser("adam", 0.05), Work(epochs=10, batch_size=10)
+
+    def after_ten_visits(forget):
+        client = from_own(optimiser)
+        for _ in range(10):
+            client, _, _ = run(expected_nll, client, DOWN, FIRST, optimiser, FULL, root(0), 1.0, HELD)
+            client = Personal(client.q, from_own(optimiser).optimiser) if forget else client
+        return client
+
     once, _, _ = run(expected_nll, from_own(optimiser), DOWN, FIRST, optimiser, whole, root(0), 1.0, HELD)
-    np.testing.assert_allclose(flat(twice), flat(once), atol=1e-5)  # a full batch sums its rows in another order
-    again = Personal(
-        run(expected_nll, from_own(optimiser), DOWN, FIRST, optimiser, half, root(0), 1.0, HELD)[0].q,
-        from_own(optimiser).optimiser,
-    )
-    reset, _, _ = run(expected_nll, again, DOWN, FIRST, optimiser, half, root(0), 1.0, HELD)
-    assert np.abs(flat(reset.q) - flat(once.q)).max() > 1e-3
+    # A full batch sums its rows in another order.
+    np.testing.assert_allclose(flat(after_ten_visits(forget=False)), flat(once), atol=1e-5)
+    assert np.abs(flat(after_ten_visits(forget=True).q) - flat(once.q)).max() > 1e-3
 
 
 def test_w_starts_from_what_was_broadcast_whatever_the_client_keeps():
@@ -269,5 +283,5 @@ def test_statistics_start_from_what_was_broadcast_and_go_with_both():
 def test_the_loss_is_the_mean_of_the_likelihood_term_alone():
     optimiser = Optimiser(step_size=1e-30)
     loss = run(expected_nll, from_own(optimiser), DOWN, FIRST, optimiser, FULL, root(0), 100.0)[2]
-    wanted = expected_nll(gaussian.of(OWN.weights), {}, FIRST.padded(), None)[0]
+    wanted = jax.jit(lambda free: expected_nll(gaussian.of(free), {}, FIRST.padded(), None)[0])(OWN.weights)
     assert float(loss) == pytest.approx(float(wanted), rel=1e-6)

@@ -25,6 +25,10 @@ def task_of(model, likelihood=None, head=None):
     return Task(model, likelihood or Categorical(3), SHAPE, 2, 10, is_head)
 
 
+def normal(seed, shape):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
 MODULES = {
     "mlp": MLP((6,), 3),
     "linear": MLP((), 3),
@@ -38,26 +42,35 @@ MODULES = {
 def test_features_and_a_layer_give_what_the_network_with_that_layer_gives(name):
     task = task_of(Linen(MODULES[name]))
     embedding = Embedding(task)
-    params = embedding.init(jax.random.key(0))
     shape = (embedding.width, embedding.num_outputs)
-    layer = Layer(jax.random.normal(jax.random.key(1), shape), jax.random.normal(jax.random.key(2), shape[1:]))
-    x = jax.random.normal(jax.random.key(3), (4, *SHAPE))
-    features, _ = embedding.features(params, x)
+    layer = Layer(normal(1, shape), normal(2, shape[1:]))
+
+    @jax.jit
+    def both(key, x):
+        params = embedding.init(key)
+        features, _ = embedding.features(params, x)
+        whole, _ = task.model.apply(Params(embedding.with_layer(params.weights, layer), params.stats), x)
+        return features, embedding.outputs(params.weights, layer, features), whole
+
+    features, outputs, whole = both(jax.random.key(0), normal(3, (4, *SHAPE)))
     assert features.shape == (4, embedding.width)
-    whole, _ = task.model.apply(Params(embedding.with_layer(params.weights, layer), params.stats), x)
-    np.testing.assert_allclose(embedding.outputs(params.weights, layer, features), whole, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(outputs, whole, rtol=1e-5, atol=1e-5)
 
 
 def test_a_learned_scale_stays_beside_the_layer():
     task = task_of(WithScale(Linen(MLP((6,), 1))), Gaussian("learned"))
     embedding = Embedding(task)
-    params = embedding.init(jax.random.key(0))
     assert embedding.num_outputs == 1
-    weights = {**params.weights, "log_scale": jnp.float32(-0.7)}
-    layer = Layer(jnp.ones((6, 1)), jnp.full(1, 2.0))
-    x = jax.random.normal(jax.random.key(3), (4, *SHAPE))
-    outputs = embedding.outputs(weights, layer, embedding.features(Params(weights, params.stats), x)[0])
-    whole, _ = task.model.apply(Params(embedding.with_layer(weights, layer), params.stats), x)
+    layer = Layer(np.ones((6, 1), np.float32), np.full(1, 2.0, np.float32))
+
+    @jax.jit
+    def both(key, x):
+        params = embedding.init(key)
+        weights = {**params.weights, "log_scale": jnp.float32(-0.7)}
+        outputs = embedding.outputs(weights, layer, embedding.features(Params(weights, params.stats), x)[0])
+        return outputs, task.model.apply(Params(embedding.with_layer(weights, layer), params.stats), x)[0]
+
+    outputs, whole = both(jax.random.key(0), normal(3, (4, *SHAPE)))
     np.testing.assert_allclose(outputs, whole, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(outputs[:, 1], np.full(4, -0.7), rtol=1e-6)
 
@@ -65,25 +78,30 @@ def test_a_learned_scale_stays_beside_the_layer():
 def test_the_network_of_a_layer_has_the_structure_of_a_fresh_one():
     task = task_of(Linen(Tiny()))
     embedding = Embedding(task)
-    weights = embedding.init(jax.random.key(0)).weights
-    made = embedding.with_layer(weights, Layer(jnp.zeros((4, 3)), jnp.zeros(3)))
-    assert jax.tree.structure(made) == jax.tree.structure(task.init(jax.random.key(0)).weights)
+
+    def both(key, other):
+        made = embedding.with_layer(embedding.init(key).weights, Layer(jnp.zeros((4, 3)), jnp.zeros(3)))
+        return made, task.init(other).weights
+
+    made, whole = jax.eval_shape(both, jax.random.key(0), jax.random.key(0))
+    assert jax.tree.structure(made) == jax.tree.structure(whole)
 
 
 def test_the_embedding_holds_all_weights_but_those_of_the_last_layer():
     task = task_of(Linen(Reddi(3, (2,), 7)))
     embedding = Embedding(task)
     last = (embedding.width + 1) * embedding.num_outputs
-    sizes = [trees.size(tree.weights) for tree in (embedding.init(jax.random.key(0)), task.init(jax.random.key(0)))]
+    sizes = [trees.size(jax.eval_shape(init, jax.random.key(0)).weights) for init in (embedding.init, task.init)]
     assert sizes[0] == sizes[1] - last
 
 
 def test_a_key_switches_dropout_and_the_statistics_of_a_batch_norm_on():
     embedding = Embedding(task_of(Linen(Tiny())))
-    params = embedding.init(jax.random.key(0))
-    x = jax.random.normal(jax.random.key(3), (6, *SHAPE))
-    still, same = embedding.features(params, x)
-    moving, moved = embedding.features(params, x, jax.random.key(4))
+    params = jax.jit(embedding.init)(jax.random.key(0))
+    features = jax.jit(embedding.features)
+    x = normal(3, (6, *SHAPE))
+    still, same = features(params, x)
+    moving, moved = features(params, x, jax.random.key(4))
     assert not np.allclose(still, moving)
     np.testing.assert_array_equal(jax.tree.leaves(same)[0], jax.tree.leaves(params.stats)[0])
     assert not np.array_equal(jax.tree.leaves(moved)[0], jax.tree.leaves(params.stats)[0])

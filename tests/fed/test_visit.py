@@ -15,13 +15,18 @@ from tests.methods.problems import aligned_task, tiny_shards
 
 TASK, SHARDS, ROOT = aligned_task(), tiny_shards(), rng.root(3)
 METHOD = FedAvg()
-DOWN = TASK.init(rng.root(4))
+DOWN = jax.jit(TASK.init)(rng.root(4))
+
+
+@jax.jit
+def _visited(channel, down, uploads, options):
+    record = visit.Record(jnp.bool_(False), (), ())
+    place = (record, jnp.int32(1), uploads, jnp.int32(0))
+    return visit.visit(METHOD, TASK, channel, down, SHARDS.of(jnp.int32(1)), *place, ROOT, **options)
 
 
 def visited(channel=None, down: Params = DOWN, uploads=True, **options):
-    record = visit.Record(jnp.bool_(False), (), ())
-    place = (record, jnp.int32(1), jnp.bool_(uploads), jnp.int32(0))
-    return visit.visit(METHOD, TASK, channel, down, SHARDS.of(jnp.int32(1)), *place, ROOT, **options)
+    return _visited(channel, down, uploads, options)
 
 
 def same(one, other) -> bool:
@@ -51,7 +56,7 @@ def test_a_status_tells_the_reason(limits, reason):
 
 
 def test_an_update_that_is_not_finite_is_called_so():
-    spoilt = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), DOWN)
+    spoilt = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), DOWN)
     assert visit.reason_of(int(visited(down=spoilt)[3])) == "not finite"
 
 

@@ -11,6 +11,7 @@ from priory.core.struct import replace
 from priory.fed.method import Message
 from priory.models.model import Params
 from tests.methods.problems import a_round_of, constant_shards, quadratic_task, tiny_shards, tiny_task
+from tests.methods.verbs import aggregated, broadcast, init, updated
 
 TASK = quadratic_task()
 both = pytest.mark.parametrize("cls", [FedAdam, FedYogi])
@@ -25,17 +26,18 @@ def second(cls, v, squared, beta2):
 
 def told(server, delta):
     """Messages of two clients, of weights 3 and 1, whose steps of `body` have the mean `delta`."""
-    body = server.weights["body"] + jnp.array([delta + 1.0, delta - 3.0])
-    return Message(Params({"body": body, "head": jnp.full(2, server.weights["head"])}), jnp.array([3.0, 1.0]))
+    body, head = (np.asarray(server.weights[name]) for name in ("body", "head"))
+    moved = np.array([delta + 1.0, delta - 3.0], np.float32)
+    return Message(Params({"body": body + moved, "head": np.tile(head, 2)}), np.array([3.0, 1.0], np.float32))
 
 
 @both
 def test_the_server_follows_the_printed_recursion_over_many_rounds(cls):
     method = cls(server_step_size=0.3, beta1=0.8, beta2=0.9, tau=0.05)
-    server = method.init(TASK, rng.root(0))
+    server = init(method, TASK, rng.root(0))
     w, m, v = 0.0, 0.0, 0.05**2
     for delta in (2.0, -1.0, 0.01, 0.0, 4.0):
-        server, _ = method.aggregate(TASK, server, told(server, delta), rng.root(0))
+        server, _ = aggregated(method, TASK, server, told(server, delta), rng.root(0))
         m = 0.8 * m + 0.2 * delta
         v = second(cls, v, delta**2, 0.9)
         w = w + 0.3 * m / (np.sqrt(v) + 0.05)
@@ -48,8 +50,8 @@ def test_the_server_follows_the_printed_recursion_over_many_rounds(cls):
 def test_the_first_step_has_no_bias_correction(cls):
     """Adam as it is usually written would move by η_s in the first round, whatever β₁ and β₂."""
     method, delta = cls(server_step_size=0.3, beta1=0.5, beta2=0.99), 5.0
-    server = method.init(TASK, rng.root(0))
-    server, _ = method.aggregate(TASK, server, told(server, delta), rng.root(0))
+    server = init(method, TASK, rng.root(0))
+    server, _ = aggregated(method, TASK, server, told(server, delta), rng.root(0))
     v = second(cls, 1e-6, delta**2, 0.99)
     np.testing.assert_allclose(float(server.weights["body"]), 0.3 * 0.5 * delta / (np.sqrt(v) + 1e-3), rtol=1e-5)
     np.testing.assert_allclose(float(server.weights["body"]), 0.3 * 0.5 / np.sqrt(0.01), rtol=1e-2)  # 5 η_s
@@ -63,17 +65,17 @@ def test_without_memory_and_with_a_fixed_second_moment_it_is_fedavg(cls):
     adaptive, plain = cls(server_step_size=0.02, beta1=0.0, beta2=1.0, tau=0.01, **local), FedAvg(**local)
     adaptive.check()
     server, messages = a_round_of(adaptive, task, shards)
-    found = adaptive.broadcast(adaptive.aggregate(task, server, messages, rng.root(0))[0])
+    found = broadcast(adaptive, aggregated(adaptive, task, server, messages, rng.root(0))[0])
     before, same = a_round_of(plain, task, shards)
-    expected = plain.aggregate(task, before, same, rng.root(0))[0]
+    expected = aggregated(plain, task, before, same, rng.root(0))[0]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), found, expected)
 
 
 @both
 def test_clients_that_did_not_move_leave_the_weights(cls):
     method = cls()
-    server = method.init(TASK, rng.root(0))
-    new, _ = method.aggregate(TASK, server, told(server, 0.0), rng.root(0))
+    server = init(method, TASK, rng.root(0))
+    new, _ = aggregated(method, TASK, server, told(server, 0.0), rng.root(0))
     assert jax.tree.map(float, new.weights) == jax.tree.map(float, server.weights)
     assert jax.tree.map(float, new.first) == jax.tree.map(float, server.first)
 
@@ -81,10 +83,10 @@ def test_clients_that_did_not_move_leave_the_weights(cls):
 @both
 def test_a_round_without_messages_leaves_weights_and_moments(cls):
     method = cls()
-    server = method.init(TASK, rng.root(0))
-    server, _ = method.aggregate(TASK, server, told(server, 2.0), rng.root(0))  # m ≠ 0: a step would go on
-    absent = replace(told(server, 1.0), weight=jnp.zeros(2))
-    new, _ = method.aggregate(TASK, server, absent, rng.root(0))
+    server = init(method, TASK, rng.root(0))
+    server, _ = aggregated(method, TASK, server, told(server, 2.0), rng.root(0))  # m ≠ 0: a step would go on
+    absent = replace(told(server, 1.0), weight=np.zeros(2, np.float32))
+    new, _ = aggregated(method, TASK, server, absent, rng.root(0))
     jax.tree.map(np.testing.assert_array_equal, new, server)
 
 
@@ -92,9 +94,9 @@ def test_yogi_forgets_a_large_step_more_slowly_than_adam():
     seconds = {}
     for cls in (FedAdam, FedYogi):
         method = cls(beta2=0.5)
-        server = method.init(TASK, rng.root(0))
+        server = init(method, TASK, rng.root(0))
         for delta in (10.0, 0.1, 0.1, 0.1):
-            server, _ = method.aggregate(TASK, server, told(server, delta), rng.root(0))
+            server, _ = aggregated(method, TASK, server, told(server, delta), rng.root(0))
         seconds[cls] = float(server.second["body"])
     np.testing.assert_allclose(seconds[FedAdam], 50 * 0.5**3, rtol=1e-2)
     np.testing.assert_allclose(seconds[FedYogi], 50, rtol=1e-2)
@@ -107,14 +109,13 @@ def test_the_server_finds_the_optimum_of_two_quadratics(cls):
     shards = constant_shards(1.0, 4.0, counts=(6, 3))
     data = [shards.of(jnp.int32(k)) for k in range(2)]
 
-    @jax.jit
-    def a_round(server):
-        down = method.broadcast(server)
-        sent = [method.client_update(TASK, down, (), one, rng.root(1))[1] for one in data]
+    def a_round(_, server):
+        down = broadcast(method, server)
+        sent = [updated(method, TASK, down, (), one, rng.root(1))[1] for one in data]
         messages = jax.tree.map(lambda *leaves: jnp.stack(leaves), *sent)
-        return method.aggregate(TASK, server, messages, rng.root(0))[0]
+        return aggregated(method, TASK, server, messages, rng.root(0))[0]
 
-    server = jax.lax.fori_loop(0, 500, lambda _, server: a_round(server), method.init(TASK, rng.root(0)))
+    server = jax.lax.fori_loop(0, 500, a_round, init(method, TASK, rng.root(0)))
     np.testing.assert_allclose(float(server.weights["body"] + server.weights["head"]), 2.0, atol=1e-2)
 
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from priory import APFL, FedAvg, Local, Optimiser, UsageError, Work
-from priory.core import rng, trees
+from priory.core import rng
 from priory.methods.apfl import Own
 from priory.models.model import Params
 from tests.methods.problems import constant_shards, plain_task, quadratic_task, tiny_shards
+from tests.methods.verbs import distance, enrol, parameters, personalised, updated
 
 CENTRE = 3.0
 
@@ -24,7 +25,7 @@ def test_a_step_moves_both_models_by_the_chain_rule(alpha):
     data = constant_shards(CENTRE).of(jnp.int32(0))
     method = APFL(alpha=alpha, optimiser=Optimiser(step_size=size), work=Work(steps=1))
     client = Own(at(own), jnp.float32(alpha))
-    client, message, _ = method.client_update(quadratic_task(), at(shared), client, data, rng.root(0))
+    client, message, _ = updated(method, quadratic_task(), at(shared), client, data, rng.root(0))
     mixed = alpha * own + (1 - alpha) * shared
     np.testing.assert_allclose(message.payload.weights["body"], shared + size * (CENTRE - shared), atol=1e-6)
     np.testing.assert_allclose(client.network.weights["body"], own + size * alpha * (CENTRE - mixed), atol=1e-6)
@@ -34,11 +35,10 @@ def test_the_mixture_goes_to_the_client_s_own_optimum_though_the_global_weights_
     alpha, size, rounds, start = 0.5, 0.1, 20, -1.0
     data, task = constant_shards(CENTRE).of(jnp.int32(0)), quadratic_task()
     method = APFL(alpha=alpha, optimiser=Optimiser(step_size=size), work=Work(steps=1))
-    client = method.enrol(task, at(start), rng.root(0))
-    update = jax.jit(method.client_update)
+    client = enrol(method, task, at(start), rng.root(0))
     for t in range(rounds):
-        client, _, _ = update(task, at(start), client, data, rng.root(t))
-    personal = method.personalise(task, at(start), client, data, rng.root(0))
+        client, _, _ = updated(method, task, at(start), client, data, rng.root(t))
+    personal = personalised(method, task, at(start), client, data, rng.root(0))
     gap = (CENTRE - start) * (1 - 2 * size * alpha**2) ** rounds  # α from the chain rule, α from the mixture
     np.testing.assert_allclose(personal.weights["body"] + personal.weights["head"], CENTRE - gap, atol=1e-5)
 
@@ -46,32 +46,32 @@ def test_the_mixture_goes_to_the_client_s_own_optimum_though_the_global_weights_
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 def test_what_is_sent_is_fedavg(alpha):
     task, data = plain_task(), tiny_shards().of(jnp.int32(0))
-    down, mine = task.init(rng.root(0)), task.init(rng.root(1))
+    down, mine = parameters(task, rng.root(0)), parameters(task, rng.root(1))
     work, optimiser = Work(epochs=2, batch_size=3), Optimiser(step_size=0.05, momentum=0.9)
     method = APFL(alpha=alpha, optimiser=optimiser, work=work)
-    _, sent, _ = method.client_update(task, down, Own(mine, jnp.float32(alpha)), data, rng.root(2))
-    _, plain, _ = FedAvg(optimiser, work).client_update(task, down, (), data, rng.root(2))
+    _, sent, _ = updated(method, task, down, Own(mine, jnp.float32(alpha)), data, rng.root(2))
+    _, plain, _ = updated(FedAvg(optimiser, work), task, down, (), data, rng.root(2))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), sent.payload, plain.payload)
 
 
 def test_a_share_of_one_is_local_training():
     task, data = plain_task(), tiny_shards().of(jnp.int32(0))
-    down, mine = task.init(rng.root(0)), task.init(rng.root(1))
+    down, mine = parameters(task, rng.root(0)), parameters(task, rng.root(1))
     work, optimiser = Work(epochs=2, batch_size=3), Optimiser(step_size=0.05, momentum=0.9)
     method = APFL(alpha=1.0, optimiser=optimiser, work=work)
-    client, _, _ = method.client_update(task, down, Own(mine, jnp.float32(1)), data, rng.root(2))
-    alone, _, _ = Local(optimiser, work).client_update(task, (), mine, data, rng.root(2))
-    personal = method.personalise(task, down, client, data, rng.root(3))
+    client, _, _ = updated(method, task, down, Own(mine, jnp.float32(1)), data, rng.root(2))
+    alone, _, _ = updated(Local(optimiser, work), task, (), mine, data, rng.root(2))
+    personal = personalised(method, task, down, client, data, rng.root(3))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), personal, alone)
 
 
 def test_a_share_of_zero_is_the_global_model():
     task, data = plain_task(), tiny_shards().of(jnp.int32(0))
-    down, mine = task.init(rng.root(0)), task.init(rng.root(1))
+    down, mine = parameters(task, rng.root(0)), parameters(task, rng.root(1))
     method = APFL(alpha=0.0, work=Work(batch_size=3))
-    client, _, _ = method.client_update(task, down, Own(mine, jnp.float32(0)), data, rng.root(2))
+    client, _, _ = updated(method, task, down, Own(mine, jnp.float32(0)), data, rng.root(2))
     jax.tree.map(np.testing.assert_array_equal, client.network.weights, mine.weights)  # it takes no step
-    personal = method.personalise(task, down, client, data, rng.root(3))
+    personal = personalised(method, task, down, client, data, rng.root(3))
     jax.tree.map(np.testing.assert_array_equal, personal.weights, down.weights)
 
 
@@ -80,7 +80,7 @@ def test_an_adaptive_share_takes_one_gradient_step_a_round():
     data = constant_shards(CENTRE).of(jnp.int32(0))
     method = APFL(alpha=0.9, adaptive=True, optimiser=Optimiser(step_size=size), work=Work(steps=3))
     client = Own(at(own), jnp.float32(alpha))  # what the client has learned, and not the 0.9 that it began with
-    client, _, info = method.client_update(quadratic_task(), at(shared), client, data, rng.root(0))
+    client, _, info = updated(method, quadratic_task(), at(shared), client, data, rng.root(0))
     gap = CENTRE - (alpha * own + (1 - alpha) * shared)
     expected = alpha + size * (own - shared) * gap  # along −⟨v − w, ∇f(v̄)⟩ at the first minibatch
     np.testing.assert_allclose(client.alpha, expected, atol=1e-6)
@@ -92,7 +92,7 @@ def test_an_adaptive_share_stays_between_zero_and_one(own, end):
     data = constant_shards(30.0).of(jnp.int32(0))
     method = APFL(adaptive=True, optimiser=Optimiser(step_size=0.4), work=Work(steps=1))
     client = Own(at(own), jnp.float32(0.5))
-    client, _, _ = method.client_update(quadratic_task(), at(1.0), client, data, rng.root(0))
+    client, _, _ = updated(method, quadratic_task(), at(1.0), client, data, rng.root(0))
     assert float(client.alpha) == end
 
 
@@ -100,15 +100,15 @@ def test_a_fixed_share_is_that_of_the_method():
     """So that a schedule can change it, whatever was kept at enrolment."""
     down, client = at(0.0), Own(at(4.0), jnp.float32(0.5))
     data = constant_shards(CENTRE).of(jnp.int32(0))
-    personal = APFL(alpha=0.25).personalise(quadratic_task(), down, client, data, rng.root(0))
+    personal = personalised(APFL(alpha=0.25), quadratic_task(), down, client, data, rng.root(0))
     np.testing.assert_allclose(personal.weights["body"], 1.0)
 
 
 def test_a_client_begins_with_the_global_model():
     task = plain_task()
-    down = task.init(rng.root(0))
-    client = APFL(alpha=0.3, adaptive=True).enrol(task, down, rng.root(1))
-    assert float(trees.norm(trees.sub(client.network, down))) == 0
+    down = parameters(task, rng.root(0))
+    client = enrol(APFL(alpha=0.3, adaptive=True), task, down, rng.root(1))
+    assert distance(client.network, down) == 0
     np.testing.assert_allclose(client.alpha, 0.3)
 
 

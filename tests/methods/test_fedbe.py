@@ -14,6 +14,7 @@ from priory.models.linen import Linen
 from priory.models.model import Head, Params
 from priory.models.nets import MLP
 from tests.methods.problems import a_round_of, aligned_task, constant_shards, quadratic_task, tiny_shards, tiny_task
+from tests.methods.verbs import aggregated, init, parameters
 
 PUBLIC = jnp.asarray(np.random.default_rng(4).normal(size=(6, 2)), jnp.float32)
 
@@ -25,11 +26,30 @@ def linear_task():
     return replace(task, is_head=Head(model.last_layer((2,))), public=PUBLIC)
 
 
-def networks(num, seed=0):
+def networks(num):
     """Different networks on axis 0, weights 1, 2, ..., and their senders."""
-    keys = jax.random.split(rng.root(seed), num)
-    stacked = jax.vmap(linear_task().init)(keys)
-    return Message(stacked, jnp.arange(1.0, num + 1), jnp.arange(num))
+    drawn = [jax.tree.map(np.asarray, parameters(linear_task(), rng.root(k))) for k in range(num)]
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *drawn)
+    return Message(stacked, np.arange(1, num + 1, dtype=np.float32), np.arange(num))
+
+
+def averaged(share, payload):
+    """The weighted mean of stacked networks."""
+    return jax.tree.map(lambda leaf: np.tensordot(share, leaf, 1).astype(np.float32), payload)
+
+
+target_of = jax.jit(lambda method, *arguments: method._target(*arguments))
+distilled = jax.jit(lambda method, *arguments: method._distilled(*arguments))
+
+
+@jax.jit
+def gaussian_draws(method, mean, messages, keys):
+    return jax.vmap(method._gaussian(mean, messages))(keys)
+
+
+@jax.jit
+def dirichlet_draws(method, mean, messages, keys):
+    return jax.vmap(method._dirichlet(mean, messages))(keys)
 
 
 def leaves(params):
@@ -53,7 +73,7 @@ def test_without_distillation_a_round_is_that_of_fedavg():
     servers = []
     for method in (FedBE(distil_epochs=0, spread=0.0), FedAvg()):
         server, messages = a_round_of(method, task, shards)
-        servers.append(method.aggregate(task, server, messages, rng.root(0))[0])
+        servers.append(aggregated(method, task, server, messages, rng.root(0))[0])
     assert_close(*servers)
 
 
@@ -61,19 +81,19 @@ def test_the_mean_on_a_quadratic_is_weighted_by_examples():
     task, shards = quadratic_task(), constant_shards(1.0, 4.0, counts=(6, 3))
     method = FedBE(distil_epochs=0, optimiser=Optimiser(step_size=0.2), work=Work(steps=100))
     server, messages = a_round_of(method, task, shards)
-    mean = method.aggregate(task, server, messages, rng.root(0))[0]
+    mean = aggregated(method, task, server, messages, rng.root(0))[0]
     np.testing.assert_allclose(float(mean.weights["body"] + mean.weights["head"]), (6 * 1.0 + 3 * 4.0) / 9, atol=1e-5)
 
 
 def test_clients_that_agree_have_nothing_to_distil():
     """The variance is 0 and every teacher is the student: at T = 1 the gradient vanishes and the mean stays."""
     messages = networks(3)
-    same = jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 3), messages.payload)
+    same = jax.tree.map(lambda leaf: np.stack([leaf[0]] * 3), messages.payload)
     method = FedBE(temperature=1.0)
-    server, info = method.aggregate(
-        linear_task(), method.init(linear_task(), rng.root(1)), replace(messages, payload=same), rng.root(0)
+    server, info = aggregated(
+        method, linear_task(), init(method, linear_task(), rng.root(1)), replace(messages, payload=same), rng.root(0)
     )
-    assert_close(server, jax.tree.map(lambda leaf: leaf[0], messages.payload))
+    assert_close(server, jax.tree.map(lambda leaf: np.asarray(leaf)[0], messages.payload))
     assert float(info["distil_loss"]) > 0  # the entropy of what they say
 
 
@@ -82,12 +102,12 @@ def test_the_target_is_the_sharpened_mean_of_all_teachers(distribution):
     """With a spread of 0, or one network from which all mixtures are made, the teachers are known."""
     messages = networks(2)
     if distribution == "dirichlet":
-        messages = replace(messages, weight=jnp.array([1.0, 0.0]))
+        messages = replace(messages, weight=np.array([1.0, 0.0], np.float32))
     method = FedBE(distribution=distribution, samples=3, spread=0.0, temperature=0.5)
     task = linear_task()
     share = np.asarray(messages.weight) / float(messages.weight.sum())
-    mean = jax.tree.map(lambda leaf: jnp.tensordot(share, leaf, 1), messages.payload)
-    found = method._target(task, mean, messages, rng.root(0))
+    mean = averaged(share, messages.payload)
+    found = target_of(method, task, mean, messages, rng.root(0))
     own = [softmax(logits(**leaves(jax.tree.map(lambda leaf, k=k: leaf[k], messages.payload)))) for k in range(2)]
     there = [p for p, weight in zip(own, messages.weight, strict=True) if weight > 0]
     average = np.mean([softmax(logits(**leaves(mean)))] * 4 + there, axis=0)
@@ -97,9 +117,9 @@ def test_the_target_is_the_sharpened_mean_of_all_teachers(distribution):
 def test_gaussian_draws_have_the_weighted_moments_of_the_clients():
     messages, method, num = networks(3), FedBE(spread=0.5), 4000
     share = np.arange(1, 4) / 6
-    mean = jax.tree.map(lambda leaf: jnp.tensordot(share, leaf, 1), messages.payload)
-    draw = method._gaussian(mean, messages)
-    drawn = np.asarray(jax.tree.leaves(jax.vmap(draw)(jax.random.split(rng.root(2), num)))[1])  # the kernel
+    mean = averaged(share, messages.payload)
+    drawn = gaussian_draws(method, mean, messages, jax.random.split(rng.root(2), num))
+    drawn = np.asarray(jax.tree.leaves(drawn)[1])  # the kernel
     own = np.asarray(jax.tree.leaves(messages.payload.weights)[1], np.float64)
     centre = np.tensordot(share, own, 1)
     sd = 0.5 * np.sqrt(np.tensordot(share, (own - centre) ** 2, 1))
@@ -112,12 +132,10 @@ def test_dirichlet_draws_are_mixtures_with_the_moments_of_the_distribution():
     """Two clients at 0 and 1: a mixture is γ ~ Beta(α, α), of mean ½ and variance 1/(4(2α + 1))."""
     alpha, num = 2.0, 4000
     messages = networks(2)
-    payload = jax.tree.map(lambda leaf: jnp.stack([jnp.zeros_like(leaf[0]), jnp.ones_like(leaf[0])]), messages.payload)
+    payload = jax.tree.map(lambda leaf: np.stack([np.zeros_like(leaf[0]), np.ones_like(leaf[0])]), messages.payload)
     messages = replace(messages, payload=payload)
-    draw = FedBE(distribution="dirichlet", concentration=alpha)._dirichlet(
-        jax.tree.map(lambda leaf: leaf[0], payload), messages
-    )
-    drawn = jax.tree.leaves(jax.vmap(draw)(jax.random.split(rng.root(2), num)))
+    method, first = FedBE(distribution="dirichlet", concentration=alpha), jax.tree.map(lambda leaf: leaf[0], payload)
+    drawn = jax.tree.leaves(dirichlet_draws(method, first, messages, jax.random.split(rng.root(2), num)))
     gamma = np.asarray(drawn[0])[:, 0]
     np.testing.assert_allclose(np.asarray(drawn[1])[:, 0, 0], gamma, atol=1e-6)  # one share for all weights
     assert ((gamma >= 0) & (gamma <= 1)).all()
@@ -129,9 +147,9 @@ def test_dirichlet_draws_are_mixtures_with_the_moments_of_the_distribution():
 def test_one_step_of_distillation_is_the_gradient_of_the_cross_entropy():
     task, eta = linear_task(), 0.3
     method = FedBE(distil_epochs=1, distil_step_size=eta)
-    start = task.init(rng.root(0))
+    start = parameters(task, rng.root(0))
     target = np.eye(3)[[0, 1, 2, 0, 1, 2]]
-    found, _ = method._distilled(task, start, jnp.float32(target), rng.root(1))
+    found, _ = distilled(method, task, start, np.float32(target), rng.root(1))
     before = leaves(start)
     error = (softmax(logits(**before)) - target) / len(PUBLIC)
     after = leaves(found)
@@ -142,26 +160,26 @@ def test_one_step_of_distillation_is_the_gradient_of_the_cross_entropy():
 def test_the_student_is_the_mean_of_the_second_half_of_its_iterates():
     task, eta, epochs = linear_task(), 0.5, 6
     method = FedBE(distil_epochs=epochs, distil_step_size=eta, distil_momentum=0.0)
-    start = task.init(rng.root(0))
+    start = parameters(task, rng.root(0))
     target = np.eye(3)[[0, 1, 2, 0, 1, 2]]
     now, path = leaves(start), []
     for _ in range(epochs):  # one minibatch an epoch
         error = (softmax(logits(**now)) - target) / len(PUBLIC)
         now = {"bias": now["bias"] - eta * error.sum(0), "kernel": now["kernel"] - eta * np.asarray(PUBLIC).T @ error}
         path.append(now)
-    found = leaves(method._distilled(task, start, jnp.float32(target), rng.root(1))[0])
+    found = leaves(distilled(method, task, start, np.float32(target), rng.root(1))[0])
     for name in ("bias", "kernel"):
         np.testing.assert_allclose(found[name], np.mean([one[name] for one in path[3:]], axis=0), atol=1e-5)
 
 
 def test_distillation_brings_the_server_closer_to_the_ensemble():
     task, messages, method = linear_task(), networks(3), FedBE(distil_step_size=0.1)
-    server = method.init(task, rng.root(1))
+    server = init(method, task, rng.root(1))
     share = np.arange(1, 4) / 6
-    mean = jax.tree.map(lambda leaf: jnp.tensordot(share, leaf, 1), messages.payload)
+    mean = averaged(share, messages.payload)
     key_draw, _ = jax.random.split(rng.root(0))
-    target = np.asarray(method._target(task, mean, messages, key_draw))
-    new, _ = method.aggregate(task, server, messages, rng.root(0))
+    target = np.asarray(target_of(method, task, mean, messages, key_draw))
+    new, _ = aggregated(method, task, server, messages, rng.root(0))
     losses = [-(target * np.log(softmax(logits(**leaves(params))))).sum(-1).mean() for params in (mean, new)]
     assert losses[1] < losses[0]
 
@@ -173,10 +191,10 @@ def test_distillation_brings_the_server_closer_to_the_ensemble():
 )
 def test_a_federation_that_cannot_be_distilled_is_refused_in_one_sentence(task, says):
     with pytest.raises(UsageError) as caught:
-        FedBE().init(task, rng.root(0))
+        init(FedBE(), task, rng.root(0))
     assert says in str(caught.value)
     assert str(caught.value).endswith(".")
-    assert isinstance(FedBE(distil_epochs=0).init(task, rng.root(0)), Params)
+    assert isinstance(init(FedBE(distil_epochs=0), task, rng.root(0)), Params)
 
 
 @pytest.mark.parametrize(
@@ -204,10 +222,10 @@ def test_a_bad_hyper_parameter_ends_in_one_sentence(method, says):
 def test_mixtures_of_clients_do_not_depend_on_the_order_or_the_absence_of_messages():
     task, messages = linear_task(), networks(3)
     method = FedBE(distribution="dirichlet")
-    server = method.init(task, rng.root(1))
+    server = init(method, task, rng.root(1))
     turned = jax.tree.map(lambda leaf: leaf[np.array([2, 0, 1])], messages)
-    payload = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.full_like(leaf[:1], jnp.nan)]), messages.payload)
-    padded = Message(payload, jnp.append(messages.weight, 0.0), jnp.append(messages.sender, 9))
-    servers = [method.aggregate(task, server, one, rng.root(0))[0] for one in (messages, turned, padded)]
+    payload = jax.tree.map(lambda leaf: np.concatenate([leaf, np.full_like(leaf[:1], jnp.nan)]), messages.payload)
+    padded = Message(payload, np.append(messages.weight, np.float32(0)), np.append(messages.sender, 9))
+    servers = [aggregated(method, task, server, one, rng.root(0))[0] for one in (messages, turned, padded)]
     assert_close(servers[1], servers[0])
     assert_close(servers[2], servers[0])

@@ -33,11 +33,22 @@ def two_kinds(num_clients, newcomers=0.0, seed=0):
     return priory.data.from_arrays(x, y, client, test=0.25, seed=0, newcomers=newcomers)
 
 
+def run_of(num, data, finetune_step_size):
+    """Return a run with a number of prototypes, in which six clients take part in each round."""
+    method = pinned(
+        num_prototypes=num,
+        optimiser=Optimiser(step_size=0.5),
+        work=Work(epochs=2, batch_size=5),
+        finetune_step_size=finetune_step_size,
+    )
+    options = {"rounds": 10, "model": "linear", "cohort": 6, "eval_every": 0, "seed": 0, "onboard_visits": 0}
+    return priory.simulate(method, data, **options)
+
+
 @pytest.mark.parametrize("num", [1, 10])
 def test_a_run_with_one_or_ten_prototypes_is_sound(num):
     """Ten are more than the two outputs of a gate."""
-    method = pinned(num_prototypes=num, optimiser=Optimiser(step_size=0.5), finetune_step_size=0.5)
-    run = priory.simulate(method, two_kinds(12), rounds=3, model="linear", cohort=6, eval_every=0, seed=0)
+    run = run_of(num, two_kinds(12, newcomers=0.34 if num == 1 else 0.0), finetune_step_size=0.5)
     assert num_rows(run.server.networks) == num
     assert bool(trees.all_finite(run.server))
     assert run.personal.accuracy > 0.8
@@ -49,11 +60,8 @@ def test_a_run_with_one_or_ten_prototypes_is_sound(num):
 
 def test_two_prototypes_find_two_kinds_of_clients_and_newcomers_find_theirs():
     """Without fine-tuning or visits a newcomer only chooses a prototype; one for all could be right for half."""
-    data = two_kinds(12, newcomers=0.34)
-    method = pinned(optimiser=Optimiser(step_size=0.5), work=Work(epochs=2, batch_size=5), finetune_epochs=0)
-    options = {"rounds": 10, "model": "linear", "eval_every": 0, "seed": 0, "onboard_visits": 0}
-    run = priory.simulate(method, data, **options)
-    alone = priory.simulate(replace(method, num_prototypes=1), data, **options)
+    data, never = two_kinds(12, newcomers=0.34), 1e-30
+    run, alone = (run_of(num, data, finetune_step_size=never) for num in (2, 1))
     assert data.num_newcomers == 4
     assert run.newcomers.accuracy > 0.95
     assert alone.newcomers.accuracy < 0.75
@@ -143,10 +151,13 @@ def test_the_bound_lies_below_log_evidence():
         return method.server_evidence(task, down) + each
 
     grid = itertools.product([0.1, 0.3, 0.5, 0.8], [0.0, 0.5, 1.0], [0.0, 0.5, 1.0])
-    found = np.array([bounds(*map(jnp.float32, place)) for place in grid], np.float64)
+    found = np.array([bounds(*map(np.float32, place)) for place in grid], np.float64)
     mean, error = found.mean(axis=1), found.std(axis=1) / math.sqrt(num_draws)
     assert np.all(mean < truth + 4 * error)
     assert truth - np.max(mean) < 0.5
+
+
+evidence = jax.jit(lambda method, *arguments: method.client_evidence(*arguments))
 
 
 @pytest.mark.parametrize("linear", [False, True])
@@ -155,6 +166,6 @@ def test_the_bound_is_the_same_for_shares(linear):
     data = constant_shards(1.0).of(jnp.int32(0))
     point = {"body": jnp.float32(0.8), "head": None}
     sent = mixture.share_out(point, down.networks, 0.4) if linear else point
-    found = method.client_evidence(task, down, Update(sent, {}, None), data, rng.root(0))
-    plain = replace(method, linear=False).client_evidence(task, down, Update(point, {}, None), data, rng.root(0))
+    found = evidence(method, task, down, Update(sent, {}, None), data, rng.root(0))
+    plain = evidence(replace(method, linear=False), task, down, Update(point, {}, None), data, rng.root(0))
     np.testing.assert_allclose(found, plain, rtol=1e-6)

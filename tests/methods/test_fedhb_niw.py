@@ -34,10 +34,10 @@ from tests.methods.niw_problem import (
     prior_at,
     regression_data,
     sent,
-    updated,
     weights_of,
 )
 from tests.methods.problems import constant_shards, quadratic_task, shards_from, tiny_shards, tiny_task
+from tests.methods.verbs import aggregated, drawn, enrol, init, parameters, personalised, population, predicted, updated
 
 # --- the client ------------------------------------------------------------------------------------------------------
 
@@ -95,10 +95,10 @@ def test_dropout_weakens_the_penalty_on_columns_and_not_on_biases(dim):
 def test_minibatches_of_an_epoch_average_to_the_full_gradient(batch_size):
     method, at = pinned(), np.array([1.0, 0.0, -1.0, 2.0, 0.5, 0.0])
     weights, nothing = weights_of(np.float32(at)), DOWN.frozen
-    strength = method._strength(REGRESSION, DOWN, FIRST)
 
     @jax.jit
     def gradient(i, key):
+        strength = method._strength(REGRESSION, DOWN, FIRST)
         batch = FIRST.take(FIRST.order(rng.root(3)), i, batch_size)
         slope = jax.grad(lambda w: method._nll(REGRESSION, Params(w), nothing, batch, key)[0])(weights)
         return jax.tree.map(lambda g, s, w, c: g + s * (w - c), slope, strength, weights, DOWN.mean)
@@ -128,8 +128,8 @@ def test_without_dropout_and_with_equal_scales_the_client_is_fedprox(dim):
 def test_on_a_quadratic_both_end_in_the_same_place(dim):
     task, alpha = quadratic_task(num_clients=2, num_examples=8), 10.0
     d, n0, _ = constants(dim, 8, num_weights=2)
-    mu, start = (n0 + d + 1) / (alpha * 4), {"body": jnp.float32(1), "head": jnp.float32(0)}
-    down = prior_at(start, jax.tree.map(lambda _: jnp.float32(alpha), start))
+    mu, start = (n0 + d + 1) / (alpha * 4), {"body": np.float32(1), "head": np.float32(0)}
+    down = prior_at(start, jax.tree.map(lambda _: np.float32(alpha), start))
     data, options = (
         constant_shards(3.0).of(jnp.int32(0)),
         {"optimiser": Optimiser(step_size=0.2), "work": Work(steps=200)},
@@ -149,13 +149,16 @@ def test_without_penalty_and_dropout_a_round_is_that_of_fedavg():
     def stacked(method, down):
         data = [shards.of(jnp.int32(k)) for k in range(4)]
         results = [updated(method, REGRESSION, down, (), data[k], rng.root(k))[1] for k in range(4)]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *results)
 
     messages, plain = stacked(niw, DOWN), Params(DOWN.mean)
     expected = flat(next_server(average, REGRESSION, plain, stacked(average, plain)))
     for prior_mean, factor in (("zero", 4 / 5), ("plain", 1.0), ("learned", 1.0)):
         found = next_server(replace(niw, prior_mean=prior_mean), REGRESSION, DOWN, messages)
         np.testing.assert_allclose(flat(found.mean), factor * expected, atol=1e-6)
+
+
+server_evidence = jax.jit(FedHBNIW.server_evidence)
 
 
 @pytest.mark.parametrize("precision", ["mode", "expected"])
@@ -165,12 +168,12 @@ def test_one_weight_makes_joint_and_factorised_the_same(precision):
 
     def after_a_round(dim):
         method = pinned(dim=dim, precision=precision, update="body", prior_mean="zero", work=Work(epochs=3))
-        server = replace(method.init(task, rng.root(0)), mean={"body": jnp.float32(0.7), "head": None})
+        server = replace(init(method, task, rng.root(0)), mean={"body": np.float32(0.7), "head": None})
         results = [updated(method, task, server, (), shards.of(jnp.int32(k)), rng.root(k))[1] for k in range(2)]
-        messages = jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
-        after, _ = method.aggregate(task, server, messages, rng.root(0))
-        spread = replace(method, global_samples=1).population(task, after, None, rng.root(0)).spread
-        evidence = method.server_evidence(task, after)
+        messages = jax.tree.map(lambda *leaves: np.stack(leaves), *results)
+        after, _ = aggregated(method, task, server, messages, rng.root(0))
+        spread = population(replace(method, global_samples=1), task, after, None, rng.root(0)).spread
+        evidence = server_evidence(method, task, after)
         return np.concatenate([flat(messages.payload), flat(after), flat(spread), [spread.dof, float(evidence)]])
 
     np.testing.assert_array_equal(after_a_round("joint"), after_a_round("factorised"))
@@ -183,7 +186,7 @@ def test_one_weight_makes_joint_and_factorised_the_same(precision):
 def test_a_client_that_learns_nothing_sends_its_reference(linear):
     method = pinned(linear=linear, work=Work(epochs=0))
     payload = sent(method)
-    reference = method.reference(REGRESSION, DOWN, payload)
+    reference = jax.jit(FedHBNIW.reference)(method, REGRESSION, DOWN, payload)
     jax.tree.map(np.testing.assert_array_equal, payload, reference)
 
 
@@ -195,7 +198,7 @@ def test_clients_with_memory_go_on_from_their_own_weights_and_others_from_the_se
         np.testing.assert_array_equal(flat(message.payload.weights), flat(start))
         assert message.weight == 1
         jax.tree.map(np.testing.assert_array_equal, kept, own if stateful else ())
-        enrolled = method.enrol(REGRESSION, DOWN, rng.root(0))
+        enrolled = enrol(method, REGRESSION, DOWN, rng.root(0))
         jax.tree.map(np.testing.assert_array_equal, enrolled, DOWN.mean if stateful else ())
 
 
@@ -207,7 +210,7 @@ def test_a_client_with_memory_keeps_what_it_sends():
 
 @pytest.mark.parametrize("dim", ["joint", "factorised"])
 def test_the_first_server_is_that_of_clients_who_all_agree(dim):
-    server = pinned(prior_scale=0.5, dim=dim).init(REGRESSION, rng.root(0))
+    server = init(pinned(prior_scale=0.5, dim=dim), REGRESSION, rng.root(0))
     d, n0, _ = constants(dim, sum(COUNTS))
     np.testing.assert_allclose(flat(server.scale), n0 / (REGRESSION.num_clients + d + 2) * 0.25, rtol=1e-6)
 
@@ -227,51 +230,46 @@ def test_messages_are_as_large_as_table_6_says(dim, options, down, up):
     task = Task(model, Categorical(3), (5,), 3, 15, Head(model.last_layer((5,))))
     method = pinned(dim=dim, **options)
     data = tiny_shards().of(jnp.int32(0))
-    server = jax.eval_shape(lambda: method.init(task, rng.root(0)))
+    server = jax.eval_shape(lambda: init(method, task, rng.root(0)))
     broadcast = jax.eval_shape(method.broadcast, server)
-    payload = jax.eval_shape(lambda sent: method.client_update(task, sent, (), data, rng.root(0)), broadcast)[1].payload
+    payload = jax.eval_shape(lambda sent: updated(method, task, sent, (), data, rng.root(0)), broadcast)[1].payload
     assert trees.num_bytes(broadcast) == 4 * down
     assert trees.num_bytes(payload) == 4 * up
 
 
 HEADED = quadratic_task(num_clients=2, num_examples=8)
-PINNED = Prior({"body": jnp.float32(1), "head": None}, {"body": jnp.float32(1e-9), "head": None}, {}, {})
-PINNED = replace(PINNED, frozen={"body": None, "head": jnp.float32(0.25)})
+PINNED = Prior({"body": np.float32(1), "head": None}, {"body": np.float32(1e-9), "head": None}, {}, {})
+PINNED = replace(PINNED, frozen={"body": None, "head": np.float32(0.25)})
 
 
 def test_training_the_body_leaves_the_head_as_the_server_drew_it():
     method = pinned(update="body", work=Work(epochs=3))
-    server = method.init(tiny_task(), rng.root(0))
-    head, body = trees.partition(tiny_task().init(rng.root(0)).weights, tiny_task().is_head)
+    server = init(method, tiny_task(), rng.root(0))
+    head, body = trees.partition(parameters(tiny_task(), rng.root(0)).weights, tiny_task().is_head)
     jax.tree.map(np.testing.assert_array_equal, server.frozen, head)
     jax.tree.map(np.testing.assert_array_equal, server.mean, body)
-    loose = replace(PINNED, scale={"body": jnp.float32(1e9), "head": None})
+    loose = replace(PINNED, scale={"body": np.float32(1e9), "head": None})
     payload = sent(method, HEADED, loose, data=constant_shards(3.0).of(jnp.int32(0)))
     assert payload.weights["head"] is None
     assert payload.weights["body"] != 1
-    messages = jax.tree.map(lambda leaf: leaf[None], Message(payload, jnp.float32(1)))
+    messages = jax.tree.map(lambda leaf: np.asarray(leaf)[None], Message(payload, np.float32(1)))
     assert next_server(method, HEADED, loose, messages).frozen["head"] == 0.25
-
-
-@jax.jit
-def personal(method, task, down, client, data, key):
-    return method.personalise(task, down, client, data, key)
 
 
 def test_personalising_trains_the_head_without_a_pull():
     method = pinned(update="body", finetune_epochs=300, finetune_step_size=0.1)
-    found = personal(method, HEADED, PINNED, (), constant_shards(3.0).of(jnp.int32(0)), rng.root(0)).params.weights
+    found = personalised(method, HEADED, PINNED, (), constant_shards(3.0).of(jnp.int32(0)), rng.root(0)).params.weights
     assert float(found["body"]) == pytest.approx(1, abs=1e-4)  # pinned by its tiny variance
     assert float(found["head"]) == pytest.approx(3 - 1, abs=1e-4)
 
 
 def test_a_personal_model_is_the_mode_of_eq_46():
     method = pinned(dim="joint", finetune_epochs=3000, finetune_step_size=0.1, work=Work(batch_size=8))
-    found = personal(method, REGRESSION, DOWN, (), FIRST, rng.root(0))
+    found = personalised(method, REGRESSION, DOWN, (), FIRST, rng.root(0))
     pull = np.diag(precision_of("joint", "mode"))
     expected = np.linalg.solve(X[:8].T @ X[:8] / SD**2 + pull, X[:8].T @ Y[:8] / SD**2 + pull @ M0)
     np.testing.assert_allclose(flat(found.params.weights), expected, atol=2e-5)
-    prediction = method.predict(REGRESSION, found, jnp.asarray(X[:3], jnp.float32), rng.root(0))
+    prediction = predicted(method, REGRESSION, found, jnp.asarray(X[:3], jnp.float32), rng.root(0))
     np.testing.assert_allclose(prediction.outputs[..., 0], (X[:3] @ expected)[None], rtol=1e-4)
     assert prediction.log_weights.shape == (1, 3)
 
@@ -279,7 +277,7 @@ def test_a_personal_model_is_the_mode_of_eq_46():
 @each_dim
 def test_personal_draws_spread_as_the_covariance_at_its_mode(dim):
     method = pinned(dim=dim, personal_samples=7, finetune_epochs=0)
-    posterior = personal(method, REGRESSION, DOWN, (), FIRST, rng.root(0))
+    posterior = personalised(method, REGRESSION, DOWN, (), FIRST, rng.root(0))
     d, n0, _ = constants(dim, sum(COUNTS))
     right = stats.norm(M0, np.sqrt(V0 / (n0 + d + 1)))
     assert posterior.num_samples == 7
@@ -289,7 +287,7 @@ def test_personal_draws_spread_as_the_covariance_at_its_mode(dim):
 @each_dim
 def test_global_draws_are_a_student_t(dim):
     method = pinned(dim=dim, global_samples=4)
-    posterior = method.population(REGRESSION, DOWN, None, rng.root(0))
+    posterior = population(method, REGRESSION, DOWN, None, rng.root(0))
     _, _, l0 = constants(dim, sum(COUNTS))
     nu = sum(COUNTS) + 3  # n0 − d + 1, whatever d is
     assert_drawn(method, posterior, stats.t(nu, M0, np.sqrt((l0 + 1) * V0 / (l0 * nu))))
@@ -297,17 +295,18 @@ def test_global_draws_are_a_student_t(dim):
 
 def assert_drawn(method, posterior, right):
     """Draws follow a distribution, coordinate by coordinate: 5000 of them, Kolmogorov-Smirnov at 10⁻⁴."""
-    networks = jax.jit(method.draws, static_argnums=3)(REGRESSION, posterior, rng.root(1), 5000)
-    drawn = np.concatenate([np.reshape(leaf, (5000, -1)) for leaf in jax.tree.leaves(networks.weights)], axis=1)
-    uniform = right.cdf(drawn.astype(np.float64))
+    num = 5000
+    networks = drawn(method, REGRESSION, posterior, rng.root(1), num)
+    rows = np.concatenate([np.reshape(leaf, (num, -1)) for leaf in jax.tree.leaves(networks.weights)], axis=1)
+    uniform = right.cdf(rows.astype(np.float64))
     for j in range(6):
         assert stats.kstest(uniform[:, j], "uniform").pvalue > 1e-4
 
 
 def test_draws_predict_together():
     method = pinned(dim="joint", global_samples=4)
-    posterior = method.population(REGRESSION, DOWN, None, rng.root(0))
-    prediction = jax.jit(method.predict)(REGRESSION, posterior, jnp.asarray(X[:3], jnp.float32), rng.root(2))
+    posterior = population(method, REGRESSION, DOWN, None, rng.root(0))
+    prediction = predicted(method, REGRESSION, posterior, jnp.asarray(X[:3], jnp.float32), rng.root(2))
     assert prediction.outputs.shape == (4, 3, 1)
     assert len(np.unique(prediction.outputs)) == 12
     np.testing.assert_allclose(prediction.log_weights, np.full((4, 3), -np.log(4)), rtol=1e-6)
@@ -317,24 +316,24 @@ def test_without_samples_the_mean_predicts():
     method = pinned()
     x = jnp.asarray(X[:3], jnp.float32)
     for posterior in (
-        method.population(REGRESSION, DOWN, None, rng.root(0)),
-        personal(replace(method, finetune_epochs=0), REGRESSION, DOWN, (), FIRST, rng.root(0)),
+        population(method, REGRESSION, DOWN, None, rng.root(0)),
+        personalised(replace(method, finetune_epochs=0), REGRESSION, DOWN, (), FIRST, rng.root(0)),
     ):
-        prediction = method.predict(REGRESSION, posterior, x, rng.root(2))
+        prediction = predicted(method, REGRESSION, posterior, x, rng.root(2))
         np.testing.assert_allclose(prediction.outputs[..., 0], (X[:3] @ M0)[None], rtol=1e-4)
 
 
 def test_a_frozen_head_is_not_drawn():
     method = pinned(update="body", personal_samples=3, global_samples=3, finetune_epochs=0)
-    loose = replace(PINNED, scale={"body": jnp.float32(10), "head": None})
+    loose = replace(PINNED, scale={"body": np.float32(10), "head": None})
     data = constant_shards(3.0).of(jnp.int32(0))
     for posterior in (
-        method.population(HEADED, loose, None, rng.root(0)),
-        personal(method, HEADED, loose, (), data, rng.root(0)),
+        population(method, HEADED, loose, None, rng.root(0)),
+        personalised(method, HEADED, loose, (), data, rng.root(0)),
     ):
-        drawn = method.draws(HEADED, posterior, rng.root(1), 5).weights
-        np.testing.assert_array_equal(drawn["head"], 0.25)
-        assert len(np.unique(drawn["body"])) == 5
+        found = drawn(method, HEADED, posterior, rng.root(1), 5).weights
+        np.testing.assert_array_equal(found["head"], 0.25)
+        assert len(np.unique(found["body"])) == 5
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------

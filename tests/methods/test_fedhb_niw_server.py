@@ -193,8 +193,9 @@ def test_a_stack_of_moments_and_its_weighted_mean_give_the_same_server():
     method = pinned(linear=True, prior_mean="zero")
     server = prior_at(weights_of(np.float32(centre)), weights_of(np.ones(6, np.float32)))
     messages = replace(moments_of(thetas, centre), weight=jnp.array([1.0, 2.0, 0.0, 3.0, 1.0]))
-    mean = trees.weighted_mean(messages.payload, messages.weight, jax.tree.map(lambda x: x[0], messages.payload))
-    one = Message(jax.tree.map(lambda leaf: leaf[None], mean), jnp.array([7.0]))
+    first = jax.tree.map(lambda leaf: leaf[0], messages.payload)
+    mean = jax.jit(trees.weighted_mean)(messages.payload, messages.weight, first)
+    one = Message(jax.tree.map(lambda leaf: np.asarray(leaf)[None], mean), jnp.array([7.0]))
     assert method.linear
     found = [flat(next_server(method, TASK, server, sent)) for sent in (messages, one)]
     np.testing.assert_allclose(*found, rtol=1e-5)

@@ -12,7 +12,9 @@ from priory.fed.method import Message
 from priory.methods.fedpa import Down, delta_of
 from priory.models.model import Params
 from tests.methods.problems import constant_shards, quadratic_task, tiny_shards, tiny_task
+from tests.methods.verbs import aggregated, broadcast, init, parameters, updated
 
+delta = jax.jit(delta_of)
 SGD = Optimiser(step_size=0.05, momentum=0.9)
 
 
@@ -38,31 +40,31 @@ def dense(centre, samples, rho):
 def test_the_recursion_solves_the_linear_system(num, rho):
     draw = np.random.default_rng(num)
     centre, samples = draw.normal(size=6), draw.normal(size=(num, 6))
-    found = delta_of(tree_of(jnp.float32(centre)), tree_of(jnp.float32(samples)), rho)
+    found = delta(tree_of(np.float32(centre)), tree_of(np.float32(samples)), rho)
     np.testing.assert_allclose(vector_of(found), dense(centre, samples, rho), rtol=2e-5, atol=2e-5)
 
 
 def test_without_shrinkage_delta_is_the_distance_from_the_mean_of_the_samples():
     draw = np.random.default_rng(0)
     centre, samples = draw.normal(size=6), draw.normal(size=(5, 6))
-    found = delta_of(tree_of(jnp.float32(centre)), tree_of(jnp.float32(samples)), 0.0)
+    found = delta(tree_of(np.float32(centre)), tree_of(np.float32(samples)), 0.0)
     np.testing.assert_allclose(vector_of(found), centre - samples.mean(axis=0), atol=1e-6)
 
 
 def test_delta_is_bounded_by_the_distance_from_the_mean():
     draw = np.random.default_rng(0)
     samples, rho = 100 * draw.normal(size=(4, 6)), 0.5
-    found = delta_of(tree_of(jnp.zeros(6)), tree_of(jnp.float32(samples)), rho)
+    found = delta(tree_of(np.zeros(6, np.float32)), tree_of(np.float32(samples)), rho)
     assert np.linalg.norm(vector_of(found)) <= (1 + 3 * rho) * np.linalg.norm(samples.mean(axis=0))
 
 
 def sent(method, batch_size, sampling=True):
     task, data = tiny_task(), tiny_shards().of(jnp.int32(0))
-    down = task.init(rng.root(0))
+    down = parameters(task, rng.root(0))
     if isinstance(method, FedPA):
         down = Down(down, jnp.bool_(sampling))
     method = replace(method, work=Work(epochs=3, batch_size=batch_size), optimiser=SGD)
-    return method.client_update(task, down, (), data, rng.root(1))[1].payload
+    return updated(method, task, down, (), data, rng.root(1))[1].payload
 
 
 def test_one_sample_of_one_iterate_is_fedavg():
@@ -85,8 +87,8 @@ def test_a_sample_is_the_mean_of_the_iterates_of_its_epoch():
     centre, eta, steps, epochs, burn_in = 3.0, 0.1, 2, 4, 1
     method = FedPA(shrinkage=0.0, burn_in=burn_in, optimiser=Optimiser(step_size=eta), work=Work(epochs, None, 2))
     down = Down(Params({"body": jnp.float32(0), "head": jnp.float32(0)}), jnp.bool_(True))
-    _, message, info = method.client_update(
-        quadratic_task(), down, (), constant_shards(centre).of(jnp.int32(0)), rng.root(0)
+    _, message, info = updated(
+        method, quadratic_task(), down, (), constant_shards(centre).of(jnp.int32(0)), rng.root(0)
     )
     path = centre * (1 - (1 - 2 * eta) ** np.arange(1, epochs * steps + 1))
     moved = path[burn_in * steps :].mean() / 2  # without shrinkage all samples count alike
@@ -99,7 +101,7 @@ def test_the_covariance_of_the_samples_shortens_the_step_along_them():
     centre, eta, epochs, rho = 3.0, 0.1, 3, 0.7
     method = FedPA(shrinkage=rho, burn_in=0, optimiser=Optimiser(step_size=eta), work=Work(epochs, None, 4))
     down = Down(Params({"body": jnp.float32(0), "head": jnp.float32(0)}), jnp.bool_(True))
-    _, _, info = method.client_update(quadratic_task(), down, (), constant_shards(centre).of(jnp.int32(0)), rng.root(0))
+    _, _, info = updated(method, quadratic_task(), down, (), constant_shards(centre).of(jnp.int32(0)), rng.root(0))
     line = centre * (1 - (1 - 2 * eta) ** np.arange(1, epochs + 1)) / np.sqrt(2)  # along (1, 1)/√2
     share = 1 / (1 + (epochs - 1) * rho)
     np.testing.assert_allclose(float(info["drift"]), line.mean() / (share + (1 - share) * line.var(ddof=1)), rtol=1e-5)
@@ -107,30 +109,30 @@ def test_the_covariance_of_the_samples_shortens_the_step_along_them():
 
 def test_the_server_steps_along_the_mean_delta_with_momentum():
     task, method = quadratic_task(), FedPA(server_step_size=0.5, server_momentum=0.8)
-    server = method.init(task, rng.root(0))
+    server = init(method, task, rng.root(0))
     payload = Params({"body": jnp.array([1.0, 4.0]), "head": jnp.array([0.0, 0.0])})
     messages = Message(payload, jnp.array([2.0, 1.0]))
-    once, _ = method.aggregate(task, server, messages, rng.root(0))
+    once, _ = aggregated(method, task, server, messages, rng.root(0))
     np.testing.assert_allclose(float(once.weights["body"]), 0.5 * 2.0, atol=1e-6)  # the mean is (2·1 + 1·4)/3
-    twice, _ = method.aggregate(task, once, messages, rng.root(0))
+    twice, _ = aggregated(method, task, once, messages, rng.root(0))
     np.testing.assert_allclose(float(twice.weights["body"]), 1.0 + 0.5 * (0.8 * 2.0 + 1.0), atol=1e-6)
 
 
 def test_sampling_begins_after_the_rounds_of_fedavg():
     task, method = quadratic_task(), FedPA(fedavg_rounds=1)
-    server = method.init(task, rng.root(0))
-    assert not method.broadcast(server).sampling
-    messages = Message(Params({"body": jnp.ones(1), "head": jnp.ones(1)}), jnp.ones(1))
-    absent = replace(messages, weight=jnp.zeros(1))
-    assert not method.broadcast(method.aggregate(task, server, absent, rng.root(0))[0]).sampling
-    assert method.broadcast(method.aggregate(task, server, messages, rng.root(0))[0]).sampling
+    server = init(method, task, rng.root(0))
+    assert not broadcast(method, server).sampling
+    messages = Message(Params({"body": np.ones(1, np.float32), "head": np.ones(1, np.float32)}), np.ones(1, np.float32))
+    absent = replace(messages, weight=np.zeros(1, np.float32))
+    assert not broadcast(method, aggregated(method, task, server, absent, rng.root(0))[0]).sampling
+    assert broadcast(method, aggregated(method, task, server, messages, rng.root(0))[0]).sampling
 
 
 def test_a_client_without_examples_sends_what_it_got():
     task, method = tiny_task(), FedPA()
-    down = Down(task.init(rng.root(0)), jnp.bool_(True))
+    down = Down(parameters(task, rng.root(0)), jnp.bool_(True))
     empty = tiny_shards((7, 0)).of(jnp.int32(1))
-    _, message, _ = method.client_update(task, down, (), empty, rng.root(1))
+    _, message, _ = updated(method, task, down, (), empty, rng.root(1))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), message.payload, down.params)
 
 

@@ -13,9 +13,8 @@ from priory.fed.clusters import Assigned
 from priory.fed.method import Message
 from priory.models.model import Params
 from tests.methods.problems import a_round_of, constant_shards, quadratic_task, tiny_shards, tiny_task
+from tests.methods.verbs import aggregated, init, personalised, population, predicted, updated
 
-updated = jax.jit(lambda method, *arguments: method.client_update(*arguments))
-personalised = jax.jit(lambda method, *arguments: method.personalise(*arguments))
 TASK = quadratic_task(num_clients=4)
 METHOD = FeSEM(optimiser=Optimiser(step_size=0.1), work=Work(epochs=1, batch_size=4))
 FAR = replace(METHOD, work=Work(epochs=200, batch_size=4))  # trains to the optimum
@@ -25,7 +24,7 @@ NONE = jnp.int32(-1)
 def centres_at(*places):
     """Networks of one number each."""
     body = jnp.array(places, jnp.float32)
-    return Params({"body": body, "head": jnp.zeros_like(body)})
+    return Params({"body": body, "head": np.zeros(len(places), np.float32)})
 
 
 def shard_of(centre, count=4):
@@ -37,8 +36,8 @@ def test_one_cluster_is_fedavg():
     options = {"optimiser": Optimiser(step_size=0.05, momentum=0.9), "work": Work(epochs=2, batch_size=3)}
     clustered, average = FeSEM(clusters=1, **options), FedAvg(**options)
     (server, sent), (alone, sent_alone) = (a_round_of(method, task, shards) for method in (clustered, average))
-    new, _ = clustered.aggregate(task, server, sent, rng.root(0))
-    new_alone, _ = average.aggregate(task, alone, sent_alone, rng.root(0))
+    new, _ = aggregated(clustered, task, server, sent, rng.root(0))
+    new_alone, _ = aggregated(average, task, alone, sent_alone, rng.root(0))
     data = shards.of(jnp.int32(1))
     own = personalised(clustered, task, new, jnp.int32(0), data, rng.root(1))
     own_alone = personalised(average, task, new_alone, (), data, rng.root(1))
@@ -85,7 +84,7 @@ def test_a_client_begins_at_the_centre_with_the_lowest_loss_and_by_lot_among_equ
     assert int(message.payload.cluster) == 1
     np.testing.assert_allclose(message.payload.weights["body"], 4.1, rtol=1e-5)
     keys, down = jax.random.split(rng.root(6), 400), centres_at(0.3, 0.3)
-    drawn = jax.jit(jax.vmap(lambda key: METHOD.client_update(TASK, down, NONE, shard_of(1.0), key)[0]))(keys)
+    drawn = jax.jit(jax.vmap(lambda key: updated(METHOD, TASK, down, NONE, shard_of(1.0), key)[0]))(keys)
     assert abs(np.mean(drawn) - 0.5) < 4 * 0.5 / np.sqrt(400)  # four standard errors
 
 
@@ -93,7 +92,7 @@ def test_statistics_are_no_part_of_a_distance():
     """Weights that have not moved are nearest to where they started, whatever the statistics did."""
     task, data = tiny_task(), tiny_shards().of(jnp.int32(0))
     method = FeSEM(first_networks="independent", optimiser=Optimiser(step_size=0.0), work=Work(batch_size=3))
-    down = method.init(task, rng.root(0))
+    down = init(method, task, rng.root(0))
     client, message, info = updated(method, task, down, jnp.int32(1), data, rng.root(1))
     assert int(client) == 1
     assert float(info["distance"]) == 0
@@ -104,7 +103,7 @@ def test_statistics_are_no_part_of_a_distance():
 def test_a_centre_is_the_mean_of_its_clients_by_n_k_and_one_without_any_keeps_every_bit():
     server = centres_at(0.1, 1.7)
     sent = Assigned(jnp.array([0, 0, 1]), centres_at(2.0, 6.0, np.nan).weights, {})
-    new, info = METHOD.aggregate(TASK, server, Message(sent, jnp.array([3.0, 1.0, 0.0])), rng.root(0))
+    new, info = aggregated(METHOD, TASK, server, Message(sent, jnp.array([3.0, 1.0, 0.0])), rng.root(0))
     np.testing.assert_allclose(new.weights["body"][0], 3.0, rtol=1e-6)
     assert float(new.weights["body"][1]) == float(server.weights["body"][1])
     assert [float(info["share_1"]), float(info["share_2"])] == [1.0, 0.0]
@@ -120,9 +119,11 @@ def test_the_personal_model_is_the_client_s_centre_and_by_loss_that_of_one_witho
 
 def test_data_choose_the_global_model_and_without_any_all_count_equally():
     down = centres_at(-3.0, 4.0)
-    chosen = METHOD.population(TASK, down, shard_of(5.0), rng.root(0))
+    chosen = population(METHOD, TASK, down, shard_of(5.0), rng.root(0))
     np.testing.assert_array_equal(chosen.weights["body"], [4.0, 4.0])
-    predictive = METHOD.predict(TASK, METHOD.population(TASK, down, None, rng.root(0)), jnp.zeros((1, 1)), rng.root(1))
+    predictive = predicted(
+        METHOD, TASK, population(METHOD, TASK, down, None, rng.root(0)), jnp.zeros((1, 1)), rng.root(1)
+    )
     np.testing.assert_array_equal(predictive.outputs[:, 0, 0], [-3.0, 4.0])
     np.testing.assert_allclose(np.exp(predictive.log_weights[:, 0]), 0.5, rtol=1e-6)
 

@@ -1,5 +1,7 @@
 """IFCA: who chooses which network, what each cluster learns, and that one cluster is FedAvg."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,10 +15,8 @@ from priory.fed.clusters import Assigned
 from priory.fed.method import Message
 from priory.models.model import Params
 from tests.methods.problems import a_round_of, constant_shards, quadratic_task, tiny_shards, tiny_task
+from tests.methods.verbs import aggregated, init, personalised, population, predicted, updated
 
-updated = jax.jit(lambda method, *arguments: method.client_update(*arguments))
-personalised = jax.jit(lambda method, *arguments: method.personalise(*arguments))
-population = jax.jit(lambda method, *arguments: method.population(*arguments))
 TASK = quadratic_task(num_clients=4)
 METHOD = IFCA(optimiser=Optimiser(step_size=0.1), work=Work(epochs=1, batch_size=4))
 
@@ -24,7 +24,7 @@ METHOD = IFCA(optimiser=Optimiser(step_size=0.1), work=Work(epochs=1, batch_size
 def networks_at(*places):
     """Networks of one number each."""
     body = jnp.array(places, jnp.float32)
-    return Params({"body": body, "head": jnp.zeros_like(body)})
+    return Params({"body": body, "head": np.zeros(len(places), np.float32)})
 
 
 def shard_of(centre, count=4):
@@ -36,8 +36,8 @@ def test_one_cluster_is_fedavg():
     options = {"optimiser": Optimiser(step_size=0.05, momentum=0.9), "work": Work(epochs=2, batch_size=3)}
     clustered, average = IFCA(clusters=1, **options), FedAvg(**options)
     (server, sent), (alone, sent_alone) = (a_round_of(method, task, shards) for method in (clustered, average))
-    new, _ = clustered.aggregate(task, server, sent, rng.root(0))
-    new_alone, _ = average.aggregate(task, alone, sent_alone, rng.root(0))
+    new, _ = aggregated(clustered, task, server, sent, rng.root(0))
+    new_alone, _ = aggregated(average, task, alone, sent_alone, rng.root(0))
     data = shards.of(jnp.int32(1))
     own = personalised(clustered, task, new, jnp.int32(0), data, rng.root(1))
     own_alone = personalised(average, task, new_alone, (), data, rng.root(1))
@@ -47,6 +47,7 @@ def test_one_cluster_is_fedavg():
     np.testing.assert_array_equal(sent.weight, sent_alone.weight)
 
 
+@cache
 def found(seed):
     data = priory.data.load(f"synthetic:clusters:clients=8,examples=60,dim=5,classes=3,distance=4,seed={seed}")
     method = IFCA(work=Work(epochs=2, batch_size=20))
@@ -78,13 +79,13 @@ def test_a_client_chooses_the_network_with_the_lowest_loss_and_trains_it():
 def test_equal_networks_are_chosen_by_lot():
     data, keys = shard_of(1.0), jax.random.split(rng.root(6), 400)
     down = networks_at(0.3, 0.3)
-    drawn = jax.jit(jax.vmap(lambda key: METHOD.client_update(TASK, down, jnp.int32(-1), data, key)[0]))(keys)
+    drawn = jax.jit(jax.vmap(lambda key: updated(METHOD, TASK, down, jnp.int32(-1), data, key)[0]))(keys)
     assert abs(np.mean(drawn) - 0.5) < 4 * 0.5 / np.sqrt(400)  # four standard errors
 
 
 @pytest.mark.parametrize(("first_networks", "distinct"), [("equal", 1), ("independent", 3)])
 def test_first_networks_are_one_or_several(first_networks, distinct):
-    server = IFCA(clusters=3, first_networks=first_networks).init(tiny_task(), rng.root(0))
+    server = init(IFCA(clusters=3, first_networks=first_networks), tiny_task(), rng.root(0))
     kernel = np.asarray(server.weights["Dense_0"]["kernel"])
     assert len(np.unique(kernel.reshape(3, -1), axis=0)) == distinct
 
@@ -94,7 +95,7 @@ def test_means_are_within_a_cluster_by_n_k_and_one_without_clients_keeps_every_b
     server = networks_at(0.1, 1.7, -2.0)
     sent = Assigned(jnp.array([0, 0, 1, 2]), networks_at(2.0, 6.0, 9.0, absent).weights, {})
     messages = Message(sent, jnp.array([3.0, 1.0, 4.0, 0.0]))
-    new, info = METHOD.aggregate(TASK, server, messages, rng.root(0))
+    new, info = aggregated(METHOD, TASK, server, messages, rng.root(0))
     np.testing.assert_allclose(new.weights["body"][:2], [3.0, 9.0], rtol=1e-6)
     assert float(new.weights["body"][2]) == float(server.weights["body"][2])
     assert [float(info[f"share_{j}"]) for j in (1, 2, 3)] == [0.5, 0.5, 0.0]
@@ -115,7 +116,7 @@ def test_data_choose_the_global_model_and_without_any_all_count_equally():
     empty = constant_shards(3.0, 0.0, counts=(4, 0)).of(jnp.int32(1))
     for data in (None, empty):
         posterior = population(METHOD, TASK, down, data, rng.root(0))
-        predictive = METHOD.predict(TASK, posterior, jnp.zeros((1, 1)), rng.root(1))
+        predictive = predicted(METHOD, TASK, posterior, jnp.zeros((1, 1)), rng.root(1))
         np.testing.assert_array_equal(predictive.outputs[:, 0, 0], [-3.0, 4.0])
         np.testing.assert_allclose(np.exp(predictive.log_weights[:, 0]), 0.5, rtol=1e-6)
 
@@ -152,4 +153,4 @@ def test_a_bad_setting_ends_in_a_sentence(options, sentence):
 
 def test_more_clusters_than_clients_end_in_a_sentence():
     with pytest.raises(UsageError, match="clusters=5 exceeds the 4 clients of this federation; choose 1 to 4"):
-        replace(METHOD, clusters=5).init(TASK, rng.root(0))
+        init(replace(METHOD, clusters=5), TASK, rng.root(0))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import softmax
 
 import priory
 from priory import Optimiser, PFedBayes, Work, metrics
@@ -28,12 +29,12 @@ from tests.methods.gaussian_problem import (
     belief,
     expected_nll,
     flat,
-    personalised,
     pinned,
     tempered,
     visited,
 )
-from tests.methods.problems import tiny_shards, tiny_task
+from tests.methods.problems import tiny_task
+from tests.methods.verbs import drawn, enrol, init, outputs, personalised, predicted
 
 # --- where a client ends ---------------------------------------------------------------------------------------------
 
@@ -53,7 +54,7 @@ def all_visited(method, client, key):
 @pytest.mark.parametrize(("way", "zeta"), [("layers", 1.0), ("layers", 10.0), ("weights", 1.0), ("minibatches", 1.0)])
 def test_with_w_held_a_client_ends_at_the_tempered_posterior(way, zeta):
     repeats = 16
-    client = jax.tree.map(lambda leaf: jnp.stack([leaf] * repeats), fresh(DOWN, Optimiser()))
+    client = jax.tree.map(lambda leaf: np.stack([leaf] * repeats), fresh(DOWN, Optimiser()))
     for i, rate in enumerate((0.2, 0.05, 0.01, 0.002)):
         optimiser = Optimiser(step_size=rate / (1 + zeta / 5))
         method = pinned(zeta=zeta, prior_rate=HELD, optimiser=optimiser, **WAYS[way])
@@ -111,7 +112,7 @@ def steps_of(method, repeats=400):
 
 def test_the_noise_of_a_step_has_no_bias_and_falls_with_the_samples():
     q = gaussian.of(OWN.weights)
-    slope = jax.grad(lambda q: expected_nll(q, {}, FIRST.padded(), None)[0])(q)
+    slope = jax.jit(jax.grad(lambda q: expected_nll(q, {}, FIRST.padded(), None)[0]))(q)
     expected = -flat(gaussian.chain(OWN.weights, slope))
     spread = {}
     for draw, num in (("weights", 1), ("weights", 8), ("layers", 1)):
@@ -129,10 +130,10 @@ def test_the_noise_of_a_step_has_no_bias_and_falls_with_the_samples():
 
 def test_a_new_client_starts_at_the_prior():
     method = pinned(optimiser=ADAM)
-    client = method.enrol(REGRESSION, DOWN, rng.root(0))
+    client = enrol(method, REGRESSION, DOWN, rng.root(0))
     np.testing.assert_array_equal(flat(client.q), flat(DOWN))
     np.testing.assert_array_equal(flat(client.optimiser), 0)
-    assert replace(method, stateful=False).enrol(REGRESSION, DOWN, rng.root(0)) == ()
+    assert enrol(replace(method, stateful=False), REGRESSION, DOWN, rng.root(0)) == ()
 
 
 def test_a_client_without_state_is_always_a_new_one():
@@ -196,38 +197,42 @@ def test_a_client_without_examples_has_the_present_prior_for_its_posterior(state
 
 # --- prediction ------------------------------------------------------------------------------------------------------
 
-TINY, TINY_X = tiny_task(), tiny_shards().of(jnp.int32(0)).padded().x
-POSTERIOR = pinned(rho=-1.0).init(TINY, jax.random.key(0))
+TINY, TINY_X = tiny_task(), np.random.default_rng(3).normal(size=(7, 5)).astype(np.float32)
 
 
-def test_no_samples_predict_with_the_mean_of_the_weights():
-    found = pinned(samples=0).predict(TINY, POSTERIOR, TINY_X, rng.root(0))
-    outputs = TINY.model.apply(priory.models.Params(POSTERIOR.weights.mean, POSTERIOR.stats), TINY_X)[0]
-    np.testing.assert_array_equal(found.outputs, outputs[None])
+@pytest.fixture(scope="module")
+def posterior():
+    return init(pinned(rho=-1.0), TINY, jax.random.key(0))
+
+
+def test_no_samples_predict_with_the_mean_of_the_weights(posterior):
+    found = predicted(pinned(samples=0), TINY, posterior, TINY_X, rng.root(0))
+    expected = outputs(TINY, priory.models.Params(posterior.weights.mean, posterior.stats), TINY_X)
+    np.testing.assert_array_equal(found.outputs, expected[None])
     np.testing.assert_array_equal(found.log_weights, 0)
 
 
-def test_samples_predict_with_the_mean_of_their_probabilities():
+def test_samples_predict_with_the_mean_of_their_probabilities(posterior):
     method = pinned(samples=6)
-    found = jax.jit(method.predict)(TINY, POSTERIOR, TINY_X, rng.root(5))
-    networks = method.draws(TINY, POSTERIOR, rng.root(5), 6)
-    each = [TINY.model.apply(jax.tree.map(lambda leaf: leaf[i], networks), TINY_X)[0] for i in range(6)]  # noqa: B023
-    probabilities = np.mean([jax.nn.softmax(outputs) for outputs in each], axis=0)
+    found = predicted(method, TINY, posterior, TINY_X, rng.root(5))
+    networks = drawn(method, TINY, posterior, rng.root(5), 6)
+    each = [outputs(TINY, jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], networks), TINY_X) for i in range(6)]
+    probabilities = np.mean(softmax(each, axis=-1), axis=0)
     mixed = np.exp(metrics.mixture_log_probs(found.outputs, found.log_weights))
     np.testing.assert_allclose(mixed, probabilities, atol=1e-6)
-    assert np.abs(mixed - jax.nn.softmax(np.mean(each, axis=0))).max() > 0.01  # the logits' mean is another
+    assert np.abs(mixed - softmax(np.mean(each, axis=0), axis=-1)).max() > 0.01  # the logits' mean is another
 
 
 def test_draws_have_the_moments_of_the_posterior_and_keep_its_statistics():
     num = 4000
     posterior = replace(OWN, stats={"seen": jnp.float32(3)})
-    drawn = jax.jit(pinned().draws, static_argnums=3)(REGRESSION, posterior, rng.root(0), num)
-    rows = np.asarray(drawn.weights["kernel"], np.float64)[..., 0]
+    networks = drawn(pinned(), REGRESSION, posterior, rng.root(0), num)
+    rows = np.asarray(networks.weights["kernel"], np.float64)[..., 0]
     q = gaussian.of(OWN.weights)
     standard = (rows - flat(q.mean)) / flat(q.sd)
     np.testing.assert_allclose(standard.mean(axis=0), 0, atol=5 / np.sqrt(num))
     np.testing.assert_allclose(standard.std(axis=0), 1, atol=5 / np.sqrt(2 * num))
-    np.testing.assert_array_equal(drawn.stats["seen"], np.full(num, 3.0))
+    np.testing.assert_array_equal(networks.stats["seen"], np.full(num, 3.0))
 
 
 def test_the_divergence_is_that_of_the_posterior_from_what_was_broadcast():

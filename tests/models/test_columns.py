@@ -162,18 +162,25 @@ def test_layers_are_silenced_at_their_input_and_only_what_has_none_is_copied():
 def test_a_part_of_a_network_is_dropped_and_the_rest_stays():
     model, params, _, x = network("mlp")
     _, body = trees.partition(params.weights, lambda path: path.startswith("Dense_2"))
-    masks = columns.draw_masks(jax.random.key(1), body, 0.5)
+
+    @jax.jit
+    def compute(params, key):
+        masks = columns.draw_masks(key, body, 0.5)
+        dropped = columns.drop(params.weights, masks)
+        return masks, dropped, columns.apply_without(model, params, masks, x)[0], model.apply(Params(dropped), x)[0]
+
+    masks, dropped, found, expected = compute(params, jax.random.key(1))
     assert masks["Dense_2"] == {"bias": None, "kernel": None}
-    dropped = columns.drop(params.weights, masks)
     assert_close(dropped["Dense_2"], params.weights["Dense_2"], tolerance=0)
-    found, _ = columns.apply_without(model, params, masks, x)
-    assert_close(found, model.apply(Params(dropped), x)[0])
+    assert_close(found, expected)
 
 
 def test_a_column_is_all_that_leaves_one_input_unit():
-    kernel = jnp.arange(1.0, 25.0).reshape(2, 3, 4)  # a convolution over two places, of three channels
-    mask = jnp.array([True, False, True])
-    dropped = columns.drop({"kernel": kernel, "bias": jnp.ones(4)}, {"kernel": mask, "bias": None})
+    # A convolution over two places, of three channels.
+    kernel = np.arange(1, 25, dtype=np.float32).reshape(2, 3, 4)
+    mask = {"kernel": np.array([True, False, True]), "bias": None}
+    dropped = jax.jit(columns.drop)({"kernel": kernel, "bias": np.ones(4, np.float32)}, mask)
+    dropped = jax.tree.map(np.asarray, dropped)
     np.testing.assert_array_equal(dropped["kernel"][:, 1], 0)
     np.testing.assert_array_equal(dropped["kernel"][:, [0, 2]], kernel[:, [0, 2]])  # nothing is divided by p
     np.testing.assert_array_equal(dropped["bias"], 1)

@@ -35,12 +35,21 @@ def reference(x, kernel, strides, padding, dilation, groups):
     )
 
 
-def value_and_gradients(convolution, x, kernel, *settings):
-    def run(x, kernel):
-        out = convolution(x, kernel, *settings)
-        return (jnp.sin(out)).sum(), out  # a loss whose gradient differs from place to place
+def normal(seed, shape):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
-    return jax.jit(jax.grad(run, (0, 1), has_aux=True))(x, kernel)
+
+def assert_values_and_gradients(x, kernel, *settings):
+    """What `convolve` computes is what lax computes; one program for both."""
+
+    def value_and_gradients(convolution, x, kernel):
+        def run(x, kernel):
+            out = convolution(x, kernel, *settings)
+            return (jnp.sin(out)).sum(), out  # a loss whose gradient differs from place to place
+
+        return jax.grad(run, (0, 1), has_aux=True)(x, kernel)
+
+    assert_same(*jax.jit(lambda *args: [value_and_gradients(f, *args) for f in (conv.convolve, reference)])(x, kernel))
 
 
 def assert_same(ours, theirs):
@@ -51,51 +60,52 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_values_and_gradients_are_those_of_lax(case, features):
     window, *settings, groups = case
-    x = jax.random.normal(jax.random.key(0), (2, 9, 8, 4))
-    kernel = jax.random.normal(jax.random.key(1), (*window, 4 // groups, features))
-    ours = value_and_gradients(conv.convolve, x, kernel, *settings, groups)
-    assert_same(ours, value_and_gradients(reference, x, kernel, *settings, groups))
+    kernel = normal(1, (*window, 4 // groups, features))
+    assert_values_and_gradients(normal(0, (2, 9, 8, 4)), kernel, *settings, groups)
 
 
 def test_both_arrangements_are_taken_by_the_cases_above():
     axes = (conv._Axis(3, 1, 1, 1, 9),) * 2
-    x = jnp.zeros((2, 9, 9, 4))
-    assert conv._half_is_narrower(x, jnp.zeros((3, 3, 4, 4)), axes)
-    assert not conv._half_is_narrower(x, jnp.zeros((3, 3, 4, 16)), axes)
+    x = np.zeros((2, 9, 9, 4), np.float32)
+    assert conv._half_is_narrower(x, np.zeros((3, 3, 4, 4), np.float32), axes)
+    assert not conv._half_is_narrower(x, np.zeros((3, 3, 4, 16), np.float32), axes)
 
 
 @pytest.mark.parametrize("space", [(11,), (4, 5, 6)], ids=["one axis", "three axes"])
 def test_other_numbers_of_axes_work_too(space):
     settings = ((1,) * len(space), "SAME", (1,) * len(space), 1)
-    x = jax.random.normal(jax.random.key(0), (2, *space, 6))
-    kernel = jax.random.normal(jax.random.key(1), (*(3,) * len(space), 6, 2)) / 3
-    assert_same(
-        value_and_gradients(conv.convolve, x, kernel, *settings), value_and_gradients(reference, x, kernel, *settings)
-    )
+    assert_values_and_gradients(normal(0, (2, *space, 6)), normal(1, (*(3,) * len(space), 6, 2)) / 3, *settings)
 
 
 def test_forward_mode_agrees_with_lax():
-    x, dx = jax.random.normal(jax.random.key(0), (2, 1, 6, 6, 4))
-    kernel, dkernel = jax.random.normal(jax.random.key(1), (2, 3, 3, 4, 2))
-    settings = ((1, 1), "SAME", (1, 1), 1)
-    ours, theirs = (
-        jax.jvp(lambda x, k, f=f: f(x, k, *settings), (x, kernel), (dx, dkernel)) for f in (conv.convolve, reference)
-    )
-    assert_same(ours, theirs)
+    x, dx = normal(0, (2, 1, 6, 6, 4))
+    kernel, dkernel = normal(1, (2, 3, 3, 4, 2))
+
+    @jax.jit
+    def forward(primals, tangents):
+        settings = ((1, 1), "SAME", (1, 1), 1)
+        return [jax.jvp(lambda x, k, f=f: f(x, k, *settings), primals, tangents) for f in (conv.convolve, reference)]
+
+    assert_same(*forward((x, kernel), (dx, dkernel)))
 
 
 def test_a_window_larger_than_the_input_gives_no_outputs():
-    out = conv.convolve(jnp.ones((2, 3, 8, 4)), jnp.ones((5, 5, 4, 2)), (1, 1), "VALID", (1, 1))
+    x, kernel = np.ones((2, 3, 8, 4), np.float32), np.ones((5, 5, 4, 2), np.float32)
+    out = jax.jit(lambda x, kernel: conv.convolve(x, kernel, (1, 1), "VALID", (1, 1)))(x, kernel)
     assert out.shape == (2, 0, 4, 2)
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 8, 3), (2, 7, 5, 3)], ids=["even", "odd"])
 def test_halving_is_max_pooling(shape):
-    x = jax.random.normal(jax.random.key(0), shape)
-    assert_same(
-        jax.value_and_grad(lambda x: jnp.sin(conv.halve(x)).sum())(x),
-        jax.value_and_grad(lambda x: jnp.sin(nn.max_pool(x, (2, 2), (2, 2))).sum())(x),
-    )
+    @jax.jit
+    def both(x):
+        ours = jax.value_and_grad(lambda x: jnp.sin(conv.halve(x)).sum())(x)
+        return ours, jax.value_and_grad(lambda x: jnp.sin(nn.max_pool(x, (2, 2), (2, 2))).sum())(x)
+
+    assert_same(*both(normal(0, shape)))
+
+
+gradient_of_pool = jax.jit(jax.grad(lambda x: conv.halve(x).sum()))
 
 
 @pytest.mark.parametrize(
@@ -104,10 +114,9 @@ def test_halving_is_max_pooling(shape):
     ids=str,
 )
 def test_ties_in_a_pool_share_the_gradient(window):
-    x = jnp.asarray(window, jnp.float32).reshape(1, 2, 2, 1)
-    gradient = jax.grad(lambda x: conv.halve(x).sum())(x)
+    x = np.float32(window).reshape(1, 2, 2, 1)
     chosen = x == max(window)
-    np.testing.assert_allclose(gradient, chosen / chosen.sum(), rtol=1e-6)
+    np.testing.assert_allclose(gradient_of_pool(x), chosen / chosen.sum(), rtol=1e-6)
 
 
 class Everything(nn.Module):
@@ -124,10 +133,14 @@ class Everything(nn.Module):
 
 def test_a_linen_network_computes_what_flax_computes():
     module = Everything()
-    x = jax.random.normal(jax.random.key(0), (2, 6, 6, 3))
-    params = Linen(module).init(jax.random.key(1), (6, 6, 3))
-    outputs, _ = Linen(module).apply(params, x)
-    np.testing.assert_allclose(outputs, module.apply({"params": params.weights}, x), atol=1e-5)
+
+    @jax.jit
+    def both(x, key):
+        params = Linen(module).init(key, (6, 6, 3))
+        return Linen(module).apply(params, x)[0], module.apply({"params": params.weights}, x)
+
+    ours, theirs = both(normal(0, (2, 6, 6, 3)), jax.random.key(1))
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 def training_step(model, input_shape):
@@ -184,12 +197,16 @@ class Odd(nn.Module):
 def test_a_convolution_without_a_fast_form_says_so_and_still_runs(layer, reason):
     model = Linen(Odd(layer))
     with pytest.warns(conv.SlowConvolutionWarning, match=reason):
-        params = model.init(jax.random.key(0), (4, 4, 1))
-    x = jax.random.normal(jax.random.key(1), (2, 4, 4, 1))
+        params = jax.jit(lambda key: model.init(key, (4, 4, 1)))(jax.random.key(0))
+
+    @jax.jit
+    def both(params, x):
+        return model.apply(params, x)[0], Odd(layer).apply({"params": params.weights}, x)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", conv.SlowConvolutionWarning)
-        outputs, _ = model.apply(params, x)
-    np.testing.assert_allclose(outputs, Odd(layer).apply({"params": params.weights}, x), atol=1e-6)
+        ours, theirs = both(params, normal(1, (2, 4, 4, 1)))
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
 def test_a_users_own_convolution_is_left_alone():
@@ -197,13 +214,15 @@ def test_a_users_own_convolution_is_left_alone():
         return jnp.zeros((*lhs.shape[:-1], rhs.shape[-1]))
 
     model = Linen(Odd(nn.Conv(2, (3, 3), conv_general_dilated=zero)))
-    params = model.init(jax.random.key(0), (4, 4, 1))
-    assert not model.apply(params, jnp.ones((1, 4, 4, 1)))[0].any()
+    x = np.ones((1, 4, 4, 1), np.float32)
+    outputs = jax.jit(lambda key: model.apply(model.init(key, (4, 4, 1)), x)[0])(jax.random.key(0))
+    assert not np.any(outputs)
 
 
 def test_an_interceptor_outside_sees_and_may_replace_every_convolution():
     model, seen = Linen(CNN(3, (2, 4), 8)), []
-    params = model.init(jax.random.key(0), (8, 8, 1))
+    params = jax.jit(lambda key: model.init(key, (8, 8, 1)))(jax.random.key(0))
+    x = np.ones((2, 8, 8, 1), np.float32)
 
     def outer(next_fun, args, kwargs, context):
         if isinstance(context.module, nn.Conv):
@@ -212,8 +231,13 @@ def test_an_interceptor_outside_sees_and_may_replace_every_convolution():
                 return jnp.zeros((*args[0].shape[:-1], 4))
         return next_fun(*args, **kwargs)
 
-    with nn.intercept_methods(outer):
-        outputs, _ = model.apply(params, jnp.ones((2, 8, 8, 1)))
+    @jax.jit
+    def both(params, x):
+        with nn.intercept_methods(outer):
+            replaced, _ = model.apply(params, x)
+        return replaced, model.apply(params, x)[0]
+
+    replaced, outputs = both(params, x)
     assert seen == [("Conv_0",), ("Conv_1",)]
-    np.testing.assert_allclose(outputs[0], outputs[1])
-    assert not np.allclose(outputs, model.apply(params, jnp.ones((2, 8, 8, 1)))[0])
+    np.testing.assert_allclose(replaced[0], replaced[1])
+    assert not np.allclose(replaced, outputs)
