@@ -77,11 +77,16 @@ class Problem:
 
     def read(self, params: Params) -> Array:
         """The random weights of networks on axis 0, (networks, weights): the answer at 0, and its change from there."""
-        probes = jnp.concatenate([jnp.zeros((1, 2)), jnp.eye(2)])
-        outputs = jax.lax.map(lambda one: self.task.model.apply(one, probes)[0], params)
-        at = outputs[..., 1] - outputs[..., 0] if self.has_classes else outputs[..., 0]
-        weights = jnp.concatenate([at[:, :1], at[:, 1:] - at[:, :1]], axis=1)
-        return weights[:, np.flatnonzero(self.random)]
+        return weights_of(self.task, params, self.random, self.has_classes)
+
+
+def weights_of(task: Task, params: Params, random: tuple[bool, ...], has_classes: bool) -> Array:
+    """What `Problem.read` returns."""
+    probes = jnp.concatenate([jnp.zeros((1, 2)), jnp.eye(2)])
+    outputs = jax.lax.map(lambda one: task.model.apply(one, probes)[0], params)
+    at = outputs[..., 1] - outputs[..., 0] if has_classes else outputs[..., 0]
+    weights = jnp.concatenate([at[:, :1], at[:, 1:] - at[:, :1]], axis=1)
+    return weights[:, np.flatnonzero(random)]
 
 
 def prior_sd(has_classes: bool) -> float:

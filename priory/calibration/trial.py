@@ -159,15 +159,8 @@ def problem_for(method: Any, options: Options) -> Problem:
 def random_weights(method: Any, problem: Problem) -> tuple[bool, ...]:
     """In which weights the networks of a client's posterior differ, before anything is learned; all, if in none."""
     (shards,) = devices.shards_of(problem.federation, devices.mesh_of_all(), "train")
-
-    def drawn(key: Key) -> Array:
-        key_init, key_enrol, key_post, key_draw = jax.random.split(key, 4)
-        down = method.broadcast(method.init(problem.task, key_init))
-        state = method.enrol(problem.task, down, key_enrol)
-        posterior = method.personalise(problem.task, down, state, shards.of(jnp.int32(0)), key_post)
-        return problem.read(method.draws(problem.task, posterior, key_draw, FEW))
-
-    differ = np.std(np.asarray(jax.jit(drawn)(rng.root(0)), np.float64), axis=0) > 0
+    drawn = read(problem, _first_draws(method, problem.task, shards, rng.root(0)))[0]
+    differ = np.std(drawn, axis=0) > 0
     return tuple(map(bool, differ if differ.any() else ~differ))
 
 
@@ -189,7 +182,24 @@ def after_training(method: Any, problem: Problem, options: Options) -> np.ndarra
 
 def read(problem: Problem, drawn: Params) -> np.ndarray:
     """The weights of networks with leaves (clients, draws, ...) as numbers, (clients, draws, weights)."""
-    return np.asarray(jax.jit(jax.vmap(problem.read))(drawn), np.float64)
+    how = {"random": problem.random, "has_classes": problem.has_classes}
+    return np.asarray(_weights(problem.task, drawn, **how), np.float64)
+
+
+@jax.jit
+def _first_draws(method: Any, task: Task, shards: Shards, key: Key) -> Params:
+    """Networks (1, draws, ...) of the first client's posterior before anything is learned."""
+    key_init, key_enrol, key_post, key_draw = jax.random.split(key, 4)
+    down = method.broadcast(method.init(task, key_init))
+    state = method.enrol(task, down, key_enrol)
+    posterior = method.personalise(task, down, state, shards.of(jnp.int32(0)), key_post)
+    drawn: Params = method.draws(task, posterior, key_draw, FEW)
+    return jax.tree.map(lambda leaf: leaf[None], drawn)
+
+
+@partial(jax.jit, static_argnames=("random", "has_classes"))
+def _weights(task: Task, drawn: Params, *, random: tuple[bool, ...], has_classes: bool) -> Array:
+    return jax.vmap(lambda params: problems.weights_of(task, params, random, has_classes))(drawn)
 
 
 @partial(jax.jit, static_argnames="visits")

@@ -22,6 +22,8 @@ from priory.fed import schedule
 
 REQUIRED = tyro.MISSING
 PANEL_EXIT = 2  # what tyro exits with after its panel
+# Groups are made at run time, so there are no comments; looking for them would parse a module with every command.
+CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def parse(groups: dict[str, type[Any]], argv: Sequence[str], prog: str, text: st
     """The values of each group of flags; tyro prints its panel and exits on a bad one."""
     joined = dataclasses.make_dataclass("Flags", list(groups.items()))
     joined.__doc__ = text
-    parsed: Any = tyro.cli(joined, args=list(argv), prog=prog, description=text, config=(tyro.conf.OmitArgPrefixes,))
+    parsed: Any = tyro.cli(joined, args=list(argv), prog=prog, description=text, config=CONFIG)
     return {name: dataclasses.asdict(getattr(parsed, name)) for name in groups}
 
 

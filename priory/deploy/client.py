@@ -109,7 +109,8 @@ class Client:
         train, test = self._shards()
         root = charters.first_key(int(request.config["seed"]))
         everybody = charter.question.num_clients  # whichever of them is looked up, these rows are found
-        alone = Shards(train.pool, jnp.tile(train.start, everybody), jnp.tile(train.lengths, everybody), train.capacity)
+        start, count = (jnp.asarray(np.tile(one, everybody)) for one in (train.start, train.lengths))
+        alone = Shards(train.pool, start, count, train.capacity)
         settled = self._scheduled(request, max(t - 1, 0))
         standing = Standing(charter.method, settled, self._task, down, alone, root, jnp.int32(t))
         place = jnp.int32(self.number), jnp.asarray(record.joined), record.client

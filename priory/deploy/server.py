@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from priory import metrics
 from priory.core import rng, trees
@@ -32,6 +33,7 @@ from priory.deploy.journal import Journal
 from priory.deploy.kept import SECRET, secret_in
 from priory.deploy.roster import Roster
 from priory.deploy.scores import Scored, scored
+from priory.engine.cohort import Participation, Slots
 from priory.engine.manifest import version_of
 from priory.fed import privacy, robust, schedule
 from priory.fed.channel import references_of
@@ -172,7 +174,7 @@ class Server:
         self.journal.stand("aggregating", round=t, usable=came.usable)
         after = self._aggregated(t, method, down, came)
         self._count(t, came)
-        if not bool(trees.all_finite(after)):
+        if not bool(_all_finite(after)):
             self.journal.tell("discarded", round=t, reason="the new server is not finite, so the old one is kept")
             after = self.server
         self.server, self.completed = after, t + 1
@@ -191,8 +193,8 @@ class Server:
         """
         drawn = self._drawn(t)
         self._there.wait(self._hello(), needed=min(self._enough, sum(drawn.values())))
-        there, order = self._there.nodes, rng.key(self._root, Stream.COHORT, t, STANDS_IN)
-        spare = (int(client) for client in jax.random.permutation(order, self.charter.question.num_clients))
+        there, order = self._there.nodes, _order(self._root, t, num=self.charter.question.num_clients)
+        spare = (int(client) for client in np.asarray(order))
         others = [client for client in spare if client in there and client not in drawn]
         gone = [client for client in drawn if client not in there]
         if self.charter.settings.dp is None:
@@ -203,7 +205,7 @@ class Server:
 
     def _drawn(self, t: int) -> dict[int, bool]:
         """The clients of round t, and whether each of them uploads."""
-        slots = self.charter.participation.draw_groups(rng.key(self._root, Stream.COHORT, t))
+        slots = _draw(self._root, t, participation=self.charter.participation)
         columns = (map(np.asarray, (group.ids, group.filled, group.uploads)) for group in slots)
         rows = [row for group in columns for row in zip(*group, strict=True)]
         return {int(client): bool(uploads) for client, filled, uploads in rows if filled}
@@ -277,9 +279,10 @@ class Server:
         self._info = _means([{name: one.metrics[name] for name in one.metrics if name in known} for one in accepted])
         self._bytes["up_bytes"] = max((one.num_bytes for one in accepted), default=0)
         sent = [one.message for one in accepted if one.message is not None]
-        nobody = trees.zeros(Message(self.charter.contact().message.payload, self.charter.uplink.weight, jnp.int32(0)))
+        shapes = Message(self.charter.contact().message.payload, self.charter.uplink.weight, jnp.int32(0))
+        nobody = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         places = max(self.charter.participation.capacity, len(sent))
-        filled = sent + [jax.tree.map(np.asarray, nobody)] * (places - len(sent))
+        filled = sent + [nobody] * (places - len(sent))
         messages = jax.tree.map(lambda *leaves: np.stack(leaves), *filled)
         private = privacy.is_private(self.charter.channel)
         noise = rng.key(self._secret() if private else self._root, Stream.NOISE, t)
@@ -394,6 +397,20 @@ def _means(found: list[dict[str, float]]) -> dict[str, float]:
     """The mean over clients of each figure that all of them report."""
     names = set.intersection(*(set(one) for one in found)) if found else set()
     return {name: float(np.mean([one[name] for one in found])) for name in sorted(names)}
+
+
+@partial(jax.jit, static_argnames="participation")
+def _draw(root: Key, t: Array, *, participation: Participation) -> tuple[Slots, ...]:
+    return participation.draw_groups(rng.key(root, Stream.COHORT, t))
+
+
+@partial(jax.jit, static_argnames="num")
+def _order(root: Key, t: Array, *, num: int) -> Array:
+    """The order in which clients stand in for those that are not there."""
+    return jax.random.permutation(rng.key(root, Stream.COHORT, t, STANDS_IN), num)
+
+
+_all_finite = jax.jit(trees.all_finite)
 
 
 @jax.jit

@@ -2,6 +2,7 @@
 
 import dataclasses
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -128,6 +129,7 @@ def _without_none(table: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if value is not None}
 
 
+@cache  # a deployed federation asks with every message
 def version_of(name: str) -> str:
     """The version of an installed package."""
     try:

@@ -20,7 +20,7 @@ from priory.engine.certified import Basis
 from priory.engine.prediction import Prediction
 from priory.evaluate import doubts_of, tally
 from priory.fed.method import Draws, Effects, Predictive, Task
-from priory.fed.shard import Pool, Shard
+from priory.fed.shard import Batch, Pool, Shard
 from priory.metrics import RegressionScores, Scores
 from priory.models.likelihood import Categorical
 from priory.uncertainty import conformal
@@ -74,14 +74,14 @@ class PersonalModel:
             scale: Standard errors, where they come with the data.
             encoded: That an array holds rows of the federation's own `x` of a table.
         """
-        inputs = shard_of(self.form, x, None, None, encoded).padded().x
+        inputs = _padded(shard_of(self.form, x, None, None, encoded)).x
         return self._predict(inputs, None if scale is None else jnp.asarray(scale, jnp.float32))
 
     def score(self, x: Any, y: Any, scale: Any = None, encoded: bool = False) -> Scores | RegressionScores:
         """The scores on labelled examples that the model was not made from; arguments as for `predict`."""
         data = shard_of(self.form, x, y, scale, encoded)
         sums = _tally(self.method, self.task, self.posterior, data, jax.random.clone(self.key))
-        found = metrics.summarise(jax.tree.map(lambda leaf: leaf[None], sums))
+        found = metrics.summarise(jax.tree.map(lambda leaf: np.asarray(leaf)[None], sums))
         assert found is not None  # no examples at all have been refused
         return found
 
@@ -114,7 +114,7 @@ class PersonalModel:
         count = int(data.count)
         if not count:
             return self
-        rows = data.padded()  # of one shape for all clients, so that one program does
+        rows = _padded(data)  # of one shape for all clients, so that one program does
         found, y = self._predict(rows.x, rows.scale), np.asarray(rows.y)[:count]
         if found.probabilities is not None:
             return replace(self, calibration=conformal.class_scores(found.probabilities[:count], y))
@@ -181,6 +181,11 @@ def shard_of(form: Form, x: Any, y: Any, scale: Any, encoded: bool) -> Shard:
     errors = None if scale is None else jnp.asarray(scale, jnp.float32)
     own = Pool(jnp.asarray(x), labels, errors, jnp.asarray(form.shift), jnp.asarray(form.factor))
     return Shard(own, jnp.zeros(1, jnp.int32), jnp.full(1, len(x), jnp.int32), len(x))
+
+
+@jax.jit
+def _padded(data: Shard) -> Batch:
+    return data.padded()
 
 
 @jax.jit
