@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from priory.cli import app, main
+from tests.cli.conftest import TINY as DIGITS
 
-DIGITS = ["--data", "digits", "--partition", "iid", "--clients", "5", "--rounds", "3", "--model", "linear"]
-
-
-pytestmark = pytest.mark.usefixtures("somewhere_else")
+pytestmark = [
+    pytest.mark.usefixtures("somewhere_else"),
+    pytest.mark.xdist_group("command line"),  # tests/cli trains the same methods on the same clients
+]
 
 
 def with_flag(name: str, value: str) -> list[str]:

@@ -1,11 +1,13 @@
 """Personal and global evaluation: sums over all examples of a shard, whatever the batches."""
 
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 
 import priory
 from priory import evaluate
@@ -15,7 +17,7 @@ from priory.core.struct import replace, struct
 from priory.fed.method import Task, point
 from priory.fed.shard import Pool, Shard
 from priory.models.likelihood import Categorical, Gaussian
-from priory.models.model import Head, parse
+from priory.models.model import Head, Params, parse
 
 NUM = 40
 ROOT = rng.root(0)
@@ -27,6 +29,10 @@ def task(outputs: int = 3) -> Task:
     return Task(model, likelihood, (2,), 4, 40, Head(model.last_layer((2,))))
 
 
+CLASSES, NUMBERS = task(), task(outputs=1)
+
+
+@cache
 def shard(count: int = NUM, classes: int | None = 3, start: int = 3) -> Shard:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(NUM + 6, 2)).astype(np.float32)
@@ -52,34 +58,46 @@ class Visits:
         return point(jax.random.normal(key, (x.shape[0], 3)))
 
 
+@partial(jax.jit, static_argnames=("verb", "size", "batches"))
+def ask(verb: str, size: int, problem: Task, *args: Any, **more: Any) -> Any:
+    """Evaluate FedAvg by a function of `evaluate`, with batches of the given size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "TEST_BATCH", size)
+        return getattr(evaluate, verb)(priory.FedAvg(), problem, *args, **more)
+
+
+@cache
+def first(problem: Task) -> tuple[Params, Any]:
+    """The first network, and what it says of the rows of a shard."""
+    params = jax.jit(problem.init)(jax.random.key(1))
+    return params, np.asarray(problem.model.apply(params, shard().pool.x[3 : 3 + NUM])[0], np.float64)
+
+
+def key() -> Any:
+    return jax.random.key(0)
+
+
 @pytest.mark.parametrize("size", [7, 40, 256])
-def test_a_tally_counts_every_test_example_once(monkeypatch, size):
-    monkeypatch.setattr(evaluate, "TEST_BATCH", size)
-    problem, method = task(), priory.FedAvg()
-    params = problem.init(jax.random.key(1))
-    found = evaluate.tally(method, problem, params, shard(), jax.random.key(0))
-    x, y = shard().pool.x[3 : 3 + NUM], shard().pool.y[3 : 3 + NUM]
-    log_probs = jax.nn.log_softmax(problem.model.apply(params, x)[0])
+def test_a_tally_counts_every_test_example_once(size):
+    params, outputs = first(CLASSES)
+    found = ask("tally", size, CLASSES, params, shard(), key())
+    log_probs, y = log_softmax(outputs, axis=-1), np.asarray(shard().pool.y[3 : 3 + NUM])
     assert int(found.count) == NUM
-    assert int(found.correct) == int(jnp.sum(log_probs.argmax(-1) == y))
-    np.testing.assert_allclose(found.nll, -log_probs[jnp.arange(NUM), y].sum(), rtol=1e-5)
+    assert int(found.correct) == np.sum(log_probs.argmax(-1) == y)
+    np.testing.assert_allclose(found.nll, -log_probs[np.arange(NUM), y].sum(), rtol=1e-5)
 
 
-def test_a_tally_of_a_regression_adds_squared_errors(monkeypatch):
-    monkeypatch.setattr(evaluate, "TEST_BATCH", 7)
-    problem = task(outputs=1)
-    params = problem.init(jax.random.key(1))
-    found = evaluate.tally(priory.FedAvg(), problem, params, shard(classes=None), jax.random.key(0))
-    x, y = shard(classes=None).pool.x[3 : 3 + NUM], shard(classes=None).pool.y[3 : 3 + NUM]
-    expected = jnp.sum((problem.model.apply(params, x)[0][:, 0] - y) ** 2)
+def test_a_tally_of_a_regression_adds_squared_errors():
+    params, outputs = first(NUMBERS)
+    found = ask("tally", 7, NUMBERS, params, shard(classes=None), key())
+    y = np.asarray(shard(classes=None).pool.y[3 : 3 + NUM])
     assert int(found.count) == NUM
-    np.testing.assert_allclose(found.squared_error, expected, rtol=1e-5)
+    np.testing.assert_allclose(found.squared_error, np.sum((outputs[:, 0] - y) ** 2), rtol=1e-5)
 
 
 def test_a_client_without_test_examples_counts_nothing():
-    problem = task()
-    found = evaluate.tally(priory.FedAvg(), problem, problem.init(jax.random.key(1)), shard(count=0), jax.random.key(0))
-    assert all(float(jnp.sum(leaf)) == 0 for leaf in jax.tree.leaves(found))
+    found = ask("tally", 40, CLASSES, first(CLASSES)[0], shard(count=0), key())
+    assert all(np.sum(leaf) == 0 for leaf in jax.tree.leaves(found))
 
 
 def test_a_client_that_joined_keeps_its_state_and_another_is_enrolled_now():
@@ -90,12 +108,16 @@ def test_a_client_that_joined_keeps_its_state_and_another_is_enrolled_now():
 
 
 def test_a_client_is_enrolled_for_evaluation_as_it_would_be_in_a_round():
-    problem, method = task(), priory.FedRep()
-    down = method.broadcast(method.init(problem, jax.random.key(1)))
-    in_a_round = method.enrol(problem, down, rng.key(ROOT, Stream.ENROL, 2))
-    blank = jax.tree.map(jnp.zeros_like, in_a_round)
-    found = evaluate.current_client(method, problem, down, ROOT, jnp.int32(2), jnp.bool_(False), blank)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(in_a_round), strict=True):
+    method = priory.FedRep()
+
+    @jax.jit
+    def both() -> tuple[Any, Any]:
+        down = method.broadcast(method.init(CLASSES, jax.random.key(1)))
+        in_a_round = method.enrol(CLASSES, down, rng.key(ROOT, Stream.ENROL, 2))
+        blank = jax.tree.map(jnp.zeros_like, in_a_round)
+        return evaluate.current_client(method, CLASSES, down, ROOT, jnp.int32(2), jnp.bool_(False), blank), in_a_round
+
+    for one, other in zip(*map(jax.tree.leaves, both()), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -118,60 +140,54 @@ def test_every_test_batch_draws_anew(monkeypatch):
         return evaluate.metrics.zero(evaluate.Tally)
 
     with jax.disable_jit():
-        evaluate.tally(Visits(), task(), None, twice, jax.random.key(0))
+        evaluate.tally(Visits(), CLASSES, None, twice, jax.random.key(0))
     assert len(seen) == 2
     assert (seen[0].outputs != seen[1].outputs).all()
 
 
+def entropy(outputs: np.ndarray) -> np.ndarray:
+    log_probs = log_softmax(outputs, axis=-1)
+    return -np.sum(np.exp(log_probs) * log_probs, axis=-1)
+
+
 @pytest.mark.parametrize("size", [7, 256])
-def test_uncertainty_is_the_mean_entropy_of_what_is_predicted_and_reads_no_label(monkeypatch, size):
-    monkeypatch.setattr(evaluate, "TEST_BATCH", size)
-    problem, method = task(), priory.FedAvg()
-    params = problem.init(jax.random.key(1))
+def test_uncertainty_is_the_mean_entropy_of_what_is_predicted_and_reads_no_label(size):
+    params, outputs = first(CLASSES)
     unlabelled = replace(shard(), pool=replace(shard().pool, y=None))
-    found = evaluate.mean_uncertainty(method, problem, params, unlabelled, jax.random.key(0))
-    probabilities = jax.nn.softmax(problem.model.apply(params, shard().pool.x[3 : 3 + NUM])[0])
-    np.testing.assert_allclose(found, -jnp.sum(probabilities * jnp.log(probabilities)) / NUM, rtol=1e-5)
+    found = ask("mean_uncertainty", size, CLASSES, params, unlabelled, key())
+    np.testing.assert_allclose(found, entropy(outputs).mean(), rtol=1e-5)
 
 
 def test_uncertainty_of_a_point_in_a_regression_is_the_noise():
-    problem = task(outputs=1)
-    params = problem.init(jax.random.key(1))
-    found = evaluate.mean_uncertainty(priory.FedAvg(), problem, params, shard(classes=None), jax.random.key(0))
+    found = ask("mean_uncertainty", 256, NUMBERS, first(NUMBERS)[0], shard(classes=None), key())
     np.testing.assert_allclose(found, 0.5, rtol=1e-6)
 
 
 def test_a_client_without_held_out_examples_has_no_uncertainty():
-    problem, nobody = task(), shard(count=0)
-    params = problem.init(jax.random.key(1))
-    assert np.isnan(evaluate.mean_uncertainty(priory.FedAvg(), problem, params, nobody, jax.random.key(0)))
+    assert np.isnan(ask("mean_uncertainty", 256, CLASSES, first(CLASSES)[0], shard(count=0), key()))
 
 
 @pytest.mark.parametrize("size", [7, 40, 256])
-def test_rows_are_of_every_example_in_its_order(monkeypatch, size):
-    monkeypatch.setattr(evaluate, "TEST_BATCH", size)
-    problem, params = task(), task().init(jax.random.key(1))
-    found = evaluate.rows_of(priory.FedAvg(), problem, params, jax.random.key(0), shard(), -(-NUM // size))
-    expected = jax.nn.log_softmax(problem.model.apply(params, shard().pool.x[3 : 3 + NUM])[0])
-    np.testing.assert_allclose(found.log_probs[:NUM], expected, rtol=1e-5, atol=1e-6)
+def test_rows_are_of_every_example_in_its_order(size):
+    params, outputs = first(CLASSES)
+    found = ask("rows_of", size, CLASSES, params, key(), shard(), batches=-(-NUM // size))
+    np.testing.assert_allclose(found.log_probs[:NUM], log_softmax(outputs, axis=-1), rtol=1e-5, atol=1e-6)
 
 
 def test_two_sure_components_that_disagree_are_all_epistemic():
-    outputs = jnp.array([[[50.0, -50.0, -50.0]], [[-50.0, 50.0, -50.0]]])
-    mixture = evaluate.Predictive(outputs, jnp.log(jnp.full((2, 1), 0.5)))
-    batch = evaluate.Batch(jnp.zeros((1, 2)), None, None, jnp.ones(1))
-    aleatoric, epistemic = evaluate.split_of_batch(task(), mixture, batch)
+    outputs = np.array([[[50.0, -50.0, -50.0]], [[-50.0, 50.0, -50.0]]], np.float32)
+    mixture = evaluate.Predictive(outputs, np.log(np.full((2, 1), 0.5, np.float32)))
+    batch = evaluate.Batch(np.zeros((1, 2), np.float32), None, None, np.ones(1, np.float32))
+    aleatoric, epistemic = jax.jit(evaluate.split_of_batch)(CLASSES, mixture, batch)
     np.testing.assert_allclose(aleatoric, 0.0, atol=1e-6)
     np.testing.assert_allclose(epistemic, np.log(2), rtol=1e-6)
 
 
-def test_doubts_about_inputs_read_no_label_and_leave_padding_out(monkeypatch):
-    monkeypatch.setattr(evaluate, "TEST_BATCH", 7)
-    problem, params = task(), task().init(jax.random.key(1))
+def test_doubts_about_inputs_read_no_label_and_leave_padding_out():
+    params, outputs = first(CLASSES)
     unlabelled = replace(shard(), pool=replace(shard().pool, y=None))
-    found = evaluate.doubts_of(priory.FedAvg(), problem, params, jax.random.key(0), unlabelled)
-    probabilities = jax.nn.softmax(problem.model.apply(params, shard().pool.x[3 : 3 + NUM])[0])
-    np.testing.assert_allclose(found[0], -jnp.sum(probabilities * jnp.log(probabilities), axis=-1), rtol=1e-5)
+    found = ask("doubts_of", 7, CLASSES, params, key(), unlabelled)
+    np.testing.assert_allclose(found[0], entropy(outputs), rtol=1e-5)
     np.testing.assert_array_equal(found[1], np.zeros(NUM))
 
 

@@ -12,6 +12,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "guide" / "own-data.md"
 BLOCKS = re.findall(r"```(python|console)\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
+@pytest.mark.slow  # sixty rounds, predictions, a newcomer and a report, of programs that no other test shares
 @pytest.mark.usefixtures("somewhere_else")
 def test_the_guide_runs_as_it_stands(data_dir, capsys):
     if not (data_dir / "heart_disease.csv").is_file():

@@ -26,11 +26,15 @@ def federation():
     return priory.data.load("digits").partition("dirichlet:1", clients=6, seed=0, validation=0.25)
 
 
+def tuned(federation):
+    return tuner.tune(priory.FedProx(), federation, [STEP_SIZE, MU], seeds=2, settings=SETTINGS)
+
+
 @pytest.fixture(scope="module")
 def grid(federation):
     """A grid with its number of compilations of the rounds."""
     before = tuner._run_cells._cache_size()
-    found = tuner.tune(priory.FedProx(), federation, [STEP_SIZE, MU], seeds=2, settings=SETTINGS)
+    found = tuned(federation)
     return found, tuner._run_cells._cache_size() - before
 
 
@@ -62,20 +66,25 @@ def test_the_grid_comes_in_the_order_in_which_it_was_asked_for(grid):
     ]
 
 
-def test_pieces_of_the_grid_score_as_the_whole(federation):
-    ditto = priory.Ditto(lam=0.1)
-    whole = tuner.tune(ditto, federation, [STEP_SIZE], seeds=1, settings=SETTINGS)
+def test_pieces_of_the_grid_score_as_the_whole(federation, monkeypatch):
+    def grid(*places, settings=SETTINGS):
+        axis = dataclasses.replace(STEP_SIZE, values=tuple(STEP_SIZE.values[place] for place in places))
+        return tuner.tune(priory.Local(), federation, [axis], seeds=1, settings=settings)
+
+    whole = [*grid(0, 1), *grid(1, 2)]  # two at a time, so that pieces of two share their program
+    scores_of, pieces = tuner._scores_of, []
+    monkeypatch.setattr(tuner, "_scores_of", lambda *given: pieces.append(given) or scores_of(*given))
     two_cells = 2 * 6 * (65 * 10 * 4 + 1)  # bytes of two times six clients' weights and whether they have joined
-    pieces = tuner.tune(
-        ditto, federation, [STEP_SIZE], seeds=1, settings=dataclasses.replace(SETTINGS, resident_bytes=two_cells)
-    )
-    for one, other in zip(whole, pieces, strict=True):
+    found = grid(0, 1, 2, settings=dataclasses.replace(SETTINGS, resident_bytes=two_cells))
+    assert len(pieces) == 2
+    for one, other in zip(found, [whole[0], whole[1], whole[3]], strict=True):
         assert one.scores[0]["personal"]["nll"] == pytest.approx(other.scores[0]["personal"]["nll"], abs=1e-5)
 
 
 def test_static_fields_are_swept_too(federation):
-    found = tuner.tune(priory.Local(), federation, [STEP_SIZE, EPOCHS], seeds=1, settings=SETTINGS)
-    assert [setting.method.work.epochs for setting in found] == [1, 2, 1, 2, 1, 2]
+    two = dataclasses.replace(STEP_SIZE, values=STEP_SIZE.values[:2])
+    found = tuner.tune(priory.Local(), federation, [two, EPOCHS], seeds=1, settings=SETTINGS)
+    assert [setting.method.work.epochs for setting in found] == [1, 2, 1, 2]
     assert all(setting.scores[0]["global"] is None for setting in found)
 
 
@@ -89,15 +98,13 @@ def test_test_rows_are_not_in_the_pool_and_validation_rows_take_their_place(fede
     assert held.validation.total == 0
 
 
-def test_tuning_never_reads_a_test_row(federation):
+def test_tuning_never_reads_a_test_row(grid, federation):
     spoilt = federation.y.copy()
     for client in range(len(federation.clients)):
         spoilt[federation.rows(client, "test")] = 0
-    one, other = (
-        tuner.tune(priory.FedProx(), data, [MU], seeds=1, settings=SETTINGS)
-        for data in (federation, dataclasses.replace(federation, y=spoilt))
-    )
-    assert [setting.scores for setting in one] == [setting.scores for setting in other]
+    assert (spoilt != federation.y).any()
+    other = tuned(dataclasses.replace(federation, y=spoilt))
+    assert [setting.scores for setting in grid[0]] == [setting.scores for setting in other]
 
 
 def a_setting(*accuracies: float | None) -> Setting:
@@ -134,12 +141,13 @@ def test_over_lists_or_spaces_values(text, values):
 def test_the_command_writes_all_cells_and_a_manifest_that_runs(tmp_path, monkeypatch, capsys):
     jax.devices()
     monkeypatch.chdir(tmp_path)
-    federation = ["--data", "digits", "--partition", "dirichlet:1", "--clients", "6", "--model", "linear"]
-    grid = ["--over", "step-size=0.001,0.2", "--over", "mu=0,1", "--seeds", "2", "--out", "t"]
-    assert main(["tune", "fedprox", *grid, *federation, "--rounds", "3", "--cohort", "4"]) == 0
+    # The federation and the size of the grid above, so that its program serves here too.
+    federation = ["--data", "digits", "--partition", "dirichlet:1", "--clients", "6", "--validation", "0.25"]
+    grid = ["--over", "step-size=0.001,0.002,0.2", "--over", "mu=0,1", "--seeds", "2", "--out", "t"]
+    assert main(["tune", "fedprox", *grid, *federation, "--model", "linear", "--rounds", "3", "--cohort", "4"]) == 0
     assert "the test rows were not read" in " ".join(capsys.readouterr().out.split())
     written = json.loads(Path("t/tuning.json").read_text())
-    assert len(written["settings"]) == 4
+    assert len(written["settings"]) == 6
     means = [setting["scores"]["personal.accuracy"]["mean"] for setting in written["settings"]]
     assert means == sorted(means, reverse=True)
     best = tomllib.loads(Path("t/manifest.toml").read_text())

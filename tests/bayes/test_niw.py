@@ -5,6 +5,7 @@ Kolmogorov-Smirnov test must not reject at 10⁻⁴.
 """
 
 import math
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +26,8 @@ each_dim = pytest.mark.parametrize("dim", BLOCKS.values(), ids=BLOCKS.keys())
 
 
 def tree(*values):
-    """Two weights in two leaves of different shapes."""
-    return {"a": jnp.float32(values[0]), "b": jnp.array([[values[1]]], jnp.float32)}
+    """Two weights in two leaves of different shapes; of NumPy, since each operation on JAX's is compiled."""
+    return {"a": np.float32(values[0]), "b": np.array([[values[1]]], np.float32)}
 
 
 def flat(weights):
@@ -120,12 +121,12 @@ def test_the_divergence_of_many_weights_keeps_its_digits():
     # Terms of the order of 10¹⁰, of which less than 10⁵ remains: lost, were they summed as they are written.
     num, nu = 100_000, 100_002.0
     scale = np.linspace(0.999, 1.003, num).astype(np.float32)
-    p = NIW(jnp.zeros(num), jnp.ones(num), 1.0, nu, num)
+    p = NIW(np.zeros(num, np.float32), np.ones(num, np.float32), 1.0, nu, num)
     ratio = 1 / scale.astype(np.float64)
     expected = 0.5 * nu * np.sum(ratio - 1 - np.log(ratio))
     assert expected < 1e5
     assert float(niw.kl(p, p)) == 0
-    assert float(niw.kl(NIW(p.mean, jnp.asarray(scale), 1.0, nu, num), p)) == pytest.approx(expected, rel=1e-3)
+    assert float(niw.kl(NIW(p.mean, scale, 1.0, nu, num), p)) == pytest.approx(expected, rel=1e-3)
 
 
 def client_divergence(mu, sigma, m, width):
@@ -139,14 +140,14 @@ def client_divergence(mu, sigma, m, width):
 @each_dim
 def test_the_expected_divergence_of_a_client_is_that_of_draws(dim):
     q, m, width = two(dim), np.array([1.0, 0.3]), 0.2
-    value = niw.expected_divergence(q, tree(*m), {"a": jnp.float32(1), "b": jnp.float32(1)}, width)
+    value = niw.expected_divergence(q, tree(*m), {"a": np.float32(1), "b": np.float32(1)}, width)
     assert_mean(client_divergence(*draw_both(q), m, width), float(value))
 
 
 @each_dim
 def test_the_expected_divergence_of_a_mixture_is_the_mixture_of_divergences(dim):
     q, m, width, p = two(dim), np.array([1.0, 0.3]), 0.2, np.array([1.0, 0.75])
-    value = niw.expected_divergence(q, tree(*m), {"a": jnp.float32(p[0]), "b": jnp.float32(p[1])}, width)
+    value = niw.expected_divergence(q, tree(*m), {"a": np.float32(p[0]), "b": np.float32(p[1])}, width)
     mu, sigma = draw_both(q)
     there, gone = client_divergence(mu, sigma, m, width), client_divergence(mu, sigma, np.array([1.0, 0.0]), width)
     assert_mean(p[1] * there + (1 - p[1]) * gone, float(value))
@@ -157,23 +158,23 @@ def test_the_deviation_is_the_rho_of_the_paper(keep):
     draw = np.random.default_rng(0)
     m, centre = draw.normal(size=(2, 50)).astype(np.float32)
     rho = keep * m.astype(float) ** 2 - 2 * keep * m.astype(float) * centre + centre.astype(float) ** 2
-    np.testing.assert_allclose(niw._deviation(m, centre, jnp.float32(keep)), rho, atol=1e-5)
+    np.testing.assert_allclose(niw._deviation(m, centre, np.float32(keep)), rho, atol=1e-5)
     # Around a large value the printed form would cancel; the deviation of equals is exactly what dropout adds.
-    np.testing.assert_array_equal(niw._deviation(jnp.float32(1e4), jnp.float32(1e4), jnp.float32(1)), 0)
+    np.testing.assert_array_equal(niw._deviation(np.float32(1e4), np.float32(1e4), np.float32(1)), 0)
 
 
 def observed(thetas, keep=1.0, width=0.0, count=None):
     """The moments of rows of weights, in one leaf."""
     mean = np.mean(thetas, axis=0)
     spread = np.mean((thetas - mean) ** 2, axis=0)
-    return Observed(jnp.asarray(mean), jnp.asarray(spread), jnp.asarray(keep, mean.dtype), width, count or len(thetas))
+    return Observed(mean, spread, np.asarray(keep, mean.dtype), width, count or len(thetas))
 
 
 @pytest.mark.parametrize("dim", [1, 3])
 def test_exact_observations_give_the_conjugate_posterior(dim):
     thetas = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     prior_mean, prior_scale, nu, lam, num = np.array([0.5, 0.0, -1.0]), np.array([0.5, 1.0, 2.0]), dim + 2.0, 1.0, 5
-    prior = NIW(jnp.asarray(prior_mean, jnp.float32), jnp.asarray(prior_scale, jnp.float32), lam, nu, dim)
+    prior = NIW(np.float32(prior_mean), np.float32(prior_scale), lam, nu, dim)
     seen = observed(thetas)
     found = niw.update(prior, seen, nu + num, lam + num, niw.shrunk_mean(prior, seen), learn_scale=False)
 
@@ -187,8 +188,8 @@ def test_exact_observations_give_the_conjugate_posterior(dim):
 @pytest.mark.parametrize("factor", [0.8, 1.25])
 @each_dim
 def test_the_marginal_scale_of_a_leaf_maximises_the_bound(dim, factor):
-    weights = {"a": jnp.array([0.3, -0.1]), "b": jnp.zeros((2, 1))}
-    scale = {"a": jnp.array([0.5, 3.0]), "b": jnp.array([[0.01], [0.02]])}
+    weights = {"a": np.float32([0.3, -0.1]), "b": np.zeros((2, 1), np.float32)}
+    scale = {"a": np.float32([0.5, 3.0]), "b": np.float32([[0.01], [0.02]])}
     q = NIW(weights, scale, 9.0, 10.0 + dim, 4 if dim > 1 else 1)
     best = niw.marginal_scale(q, q.dim + 2.0)
 
@@ -203,7 +204,7 @@ def test_the_marginal_scale_of_a_leaf_maximises_the_bound(dim, factor):
 @pytest.mark.parametrize("count", [2, 1000])
 def test_a_learned_scale_is_the_one_that_its_own_result_asks_for(size, count):
     thetas = math.sqrt(size) * np.random.default_rng(1).normal(size=(7, 40)).astype(np.float32)
-    prior = NIW(jnp.zeros(40), jnp.ones(40), 1.0, 3.0, 1)
+    prior = NIW(np.zeros(40, np.float32), np.ones(40, np.float32), 1.0, 3.0, 1)
     seen = observed(thetas, keep=0.75, width=1e-4, count=count)
     found = niw.update(prior, seen, count + 3.0, count + 1.0, niw.shrunk_mean(prior, seen), learn_scale=True)
     asked = niw.marginal_scale(found, prior.dof)
@@ -214,30 +215,41 @@ def test_a_learned_scale_is_the_one_that_its_own_result_asks_for(size, count):
 
 
 def test_no_scatter_at_all_leaves_a_learned_scale_finite_and_positive():
-    prior = NIW(jnp.zeros(3), jnp.ones(3), 1.0, 3.0, 1)
+    prior = NIW(np.zeros(3, np.float32), np.ones(3, np.float32), 1.0, 3.0, 1)
     found = niw.update(prior, observed(np.zeros((4, 3), np.float32)), 9.0, 7.0, prior.mean, learn_scale=True)
     assert np.all(np.isfinite(found.scale))
     assert np.all(np.asarray(found.scale) > 0)
 
 
-def draws_of(q, num, seed=0):
+@partial(jax.jit, static_argnames="num")
+def _draws_of(q, seed, num):
     t = niw.predictive(q)
-    keys = jax.random.split(jax.random.key(seed), num)
-    return np.stack([np.ravel(leaf) for leaf in jax.tree.leaves(jax.vmap(lambda key: niw.draw(key, t))(keys))], axis=1)
+    return jax.vmap(lambda key: niw.draw(key, t))(jax.random.split(jax.random.key(seed), num))
+
+
+def draws_of(q, seed=0):
+    """Draws of the predictive, (draws, weights)."""
+    leaves = jax.tree.leaves(_draws_of(q, seed, NUM))
+    return np.concatenate([np.reshape(leaf, (NUM, -1)) for leaf in leaves], axis=1)
+
+
+@cache
+def draws_of_three(dim):
+    return draws_of(three(dim, dof=dim + 2.0))
 
 
 def three(dim, dof):
     """A normal-inverse-Wishart of `dim` weights in as many leaves, or of three independent ones."""
     num = max(dim, 1)
     names, scale = [f"w{j}" for j in range(num)], [3.0, 0.7, 1.2]
-    mean = {name: jnp.float32(0.5 * j) for j, name in enumerate(names)}
-    return NIW(mean, {name: jnp.float32(scale[j]) for j, name in enumerate(names)}, 2.0, dof, dim)
+    mean = {name: np.float32(0.5 * j) for j, name in enumerate(names)}
+    return NIW(mean, {name: np.float32(scale[j]) for j, name in enumerate(names)}, 2.0, dof, dim)
 
 
 @pytest.mark.parametrize("dim", [1, 3])
 def test_the_predictive_is_that_of_drawn_means_and_covariances(dim):
     q = three(dim, dof=dim + 2.0)
-    found = draws_of(q, NUM)
+    found = draws_of_three(dim)
     mu, sigma = draw_both(q)
     noise = np.random.default_rng(5).normal(size=mu.shape)
     theta = mu + np.einsum("nij,nj->ni", np.linalg.cholesky(sigma), noise)
@@ -248,7 +260,7 @@ def test_the_predictive_is_that_of_drawn_means_and_covariances(dim):
 @pytest.mark.parametrize("dim", [1, 3])
 def test_a_coordinate_of_the_predictive_is_a_student_t(dim):
     q = three(dim, dof=dim + 2.0)
-    found, degrees = draws_of(q, NUM), q.dof - dim + 1
+    found, degrees = draws_of_three(dim), q.dof - dim + 1
     for j in range(dim):
         width = math.sqrt((q.strength + 1) * flat(q.scale)[j] / (q.strength * degrees))  # eq. (42)
         right = stats.t(degrees, flat(q.mean)[j], width)
@@ -266,22 +278,17 @@ def correlation(found, one, other):
 @pytest.mark.parametrize("size", [(3,), (1, 3)], ids=["leaves", "one leaf"])
 def test_a_joint_predictive_shares_one_draw_of_its_width_and_a_factorised_one_does_not(size):
     shapes = [()] * 3 if len(size) == 1 else [size]
-    mean = {f"w{j}": jnp.zeros(shape) for j, shape in enumerate(shapes)}
-    scale = jax.tree.map(jnp.ones_like, mean)
-
-    def found(dim):
-        t = niw.predictive(NIW(mean, scale, 2.0, dim + 2.0, dim))
-        drawn = jax.vmap(lambda key: niw.draw(key, t))(jax.random.split(jax.random.key(2), NUM))
-        return np.concatenate([np.reshape(leaf, (NUM, -1)) for leaf in jax.tree.leaves(drawn)], axis=1)
-
+    mean = {f"w{j}": np.zeros(shape, np.float32) for j, shape in enumerate(shapes)}
+    scale = jax.tree.map(np.ones_like, mean)
+    joint, factorised = (draws_of(NIW(mean, scale, 2.0, dim + 2.0, dim), seed=2) for dim in (3, 1))
     for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert correlation(found(3), one, other) > 10
-        assert abs(correlation(found(1), one, other)) < 4
+        assert correlation(joint, one, other) > 10
+        assert abs(correlation(factorised, one, other)) < 4
 
 
 def test_a_student_t_without_end_to_its_degrees_is_normal():
-    t = niw.StudentT(jnp.float32(1.0), jnp.float32(2.0), math.inf, True)
-    drawn = jax.vmap(lambda key: niw.draw(key, t))(jax.random.split(jax.random.key(3), NUM))
+    t = niw.StudentT(np.float32(1.0), np.float32(2.0), math.inf, True)
+    drawn = jax.jit(jax.vmap(lambda key: niw.draw(key, t)))(jax.random.split(jax.random.key(3), NUM))
     assert stats.kstest(drawn, stats.norm(1.0, 2.0).cdf).pvalue > 1e-4
 
 
@@ -300,13 +307,15 @@ def test_one_weight_is_the_same_joint_and_factorised():
 
 @each_dim
 def test_nothing_promotes_its_type(dim):
-    q = two(dim)
-    keep = {"a": jnp.float32(1), "b": jnp.float32(0.5)}
-    with jax.numpy_dtype_promotion("strict"):
+    def values(q, keep, key):
         seen = Observed(q.mean, q.scale, keep, 1e-4, 3)
         centre = niw.shrunk_mean(q, seen)
-        for learn_scale in (False, True):
-            updated = niw.update(q, seen, q.dof, q.strength, centre, learn_scale)
-        values = (updated, niw.kl(q, updated), niw.expected_divergence(q, q.mean, keep, 1e-4))
-        drawn = niw.draw(jax.random.key(0), niw.predictive(q)), niw.marginal_scale(q, 4.0)
-    assert {leaf.dtype for leaf in jax.tree.leaves((values, drawn))} == {jnp.dtype("float32")}
+        fixed, updated = (niw.update(q, seen, q.dof, q.strength, centre, learn) for learn in (False, True))
+        numbers = niw.kl(q, updated), niw.expected_divergence(q, q.mean, keep, 1e-4)
+        return fixed, updated, numbers, niw.draw(key, niw.predictive(q)), niw.marginal_scale(q, 4.0)
+
+    # Types are known without computing anything.
+    with jax.numpy_dtype_promotion("strict"):
+        keep = {"a": np.float32(1), "b": np.float32(0.5)}
+        found = jax.eval_shape(values, two(dim), keep, jax.random.key(0))
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}

@@ -3,12 +3,20 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from priory.cli import main, run
+from tests.deploy.conftest import small_arrays
 
-MIXED = ["--data", "digits", "--partition", "iid", "--clients", "4", "--rounds", "2", "--models", "linear,mlp:4"]
-FEDBNN = ["run", "fedbnn", *MIXED, "--align", "own:30", "--step-size", "0.01"]
+pytestmark = pytest.mark.xdist_group("several networks")  # tests/deploy/test_one_truth.py trains the same
+MIXED = ["--data", "small.npz", "--rounds", "2", "--models", "mlp:4,linear"]
+FEDBNN = ["run", "fedbnn", *MIXED, "--align", "own:8", "--min-examples", "4", "--step-size", "0.01"]
+
+
+@pytest.fixture(autouse=True)
+def _data(somewhere_else):
+    np.savez("small.npz", **small_arrays(3))
 
 
 def table_of(path):
@@ -20,8 +28,8 @@ def test_a_run_with_several_models_ends_with_a_table_beside_the_clients_alone(ca
     told = capsys.readouterr().out
     assert "accuracy alone" in told
     table = table_of("together")
-    assert list(table) == ["linear", "mlp:4"]
-    assert [row["clients"] for row in table.values()] == [2, 2]
+    assert list(table) == ["mlp:4", "linear"]
+    assert [row["clients"] for row in table.values()] == [2, 1]
     assert main([*FEDBNN, "--gamma", "0", "--no-alone", "--out", "apart"]) == 0
     assert "accuracy alone" not in capsys.readouterr().out
     alone = json.loads(Path("apart/summary.json").read_text())["extra"]["architectures"]
@@ -45,6 +53,7 @@ def test_a_model_that_is_unknown_is_named(capsys):
     assert "'nonsense' is unknown" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # rounds with noise, for two networks, are a program that takes longest of all to compile
 def test_a_run_that_ends_with_its_budget_still_ends_with_the_table(capsys):
     budget = ["--dp-noise", "4", "--dp-epsilon", "3", "--dp-delta", "0.01", "--rounds", "30"]
     assert main([*FEDBNN, *budget, "--out", "budget"]) == 0

@@ -9,14 +9,16 @@ import pytest
 
 import priory
 from priory.cli import main
+from tests.cli.conftest import BAYES, TINY
 
-TINY = ["--data", "digits", "--clients", "5", "--rounds", "2", "--model", "linear", "--out", "a"]
+pytestmark = pytest.mark.xdist_group("command line")
+OUT = [*TINY, "--out", "a"]
 
 
 def test_a_run_ends_with_a_line_on_its_certificates_and_resume_gives_the_same(capsys):
-    assert main(["run", "pfedbayes", *TINY, "--newcomers", "0.4", "--certify"]) == 0
+    assert main(["run", "pfedbayes", *BAYES, "--out", "a", "--certify"]) == 0
     found = json.loads(Path("a/certificates.json").read_text())
-    assert list(found) == list(priory.load("a").federation.clients[3:])
+    assert list(found) == list(priory.load("a").federation.clients[4:])
     useful = sum(not one["vacuous"] for one in found.values())
     median = math.ceil(1000 * sum(one["kl_bound"] for one in found.values()) / 2) / 1000  # a bound is rounded up
     line = re.search(r"certificates at .*\n(?:.*\n)??(?=run directory)", capsys.readouterr().out)
@@ -31,8 +33,8 @@ def test_a_run_ends_with_a_line_on_its_certificates_and_resume_gives_the_same(ca
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["fedavg", *TINY, "--newcomers", "0.4"], "fedavg has no certificate"),
-        (["pfedbayes", *TINY], "No client with training rows was held out"),
+        (["fedavg", *OUT, "--newcomers", "0.4"], "fedavg has no certificate"),
+        (["pfedbayes", *OUT], "No client with training rows was held out"),
     ],
 )
 def test_what_cannot_be_certified_is_refused_before_anything_is_written(argv, reason, capsys):

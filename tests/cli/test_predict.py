@@ -13,39 +13,9 @@ import pytest
 import priory
 from priory.cli import main
 from priory.data import tables
+from tests.cli.conftest import SITES, patients
 
-SITES = ("east", "north", "west")
-
-
-def patients() -> pd.DataFrame:
-    draw = np.random.default_rng(0)
-    frame = pd.DataFrame({"age": 50 + 9 * draw.normal(size=120), "sex": draw.choice(["f", "m"], 120)})
-    frame["ill"] = np.where(frame.age + 5 * draw.normal(size=120) > 50, "yes", "no")
-    frame["cost"] = 2 * frame.age + draw.normal(size=120)
-    frame["site"] = np.array(SITES)[np.arange(120) % 3]
-    return frame
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Three short runs on one table: a posterior, a point without validation rows, a regression; copied by name."""
-    root = tmp_path_factory.mktemp("runs")
-    patients().to_csv(root / "table.csv", index=False)
-    where = ["--data", str(root / "table.csv"), "--client", "site", "--rounds", "1", "--model", "linear"]
-    classes = [*where, "--target", "ill", "--drop", "cost"]
-    kinds = {
-        "bayes": ["pfedbayes", *classes, "--validation", "0.4"],
-        "point": ["fedavg", *classes, "--newcomers", "0.3"],
-        "regression": ["fedavg", *where, "--target", "cost", "--drop", "ill", "--validation", "0.4"],
-    }
-
-    def of(name):
-        if not (root / name).exists():
-            assert main(["run", *kinds[name], "--out", str(root / name)]) == 0
-        shutil.copytree(root / name, name)
-        return name
-
-    return of
+pytestmark = pytest.mark.xdist_group("command line")
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import pytest
 from priory import report
 from priory.cli import main
 from priory.store import RunDirectory
+from tests.cli.conftest import TINY
 
-TINY = ["--data", "digits", "--partition", "iid", "--clients", "3", "--rounds", "2", "--model", "linear"]
+pytestmark = pytest.mark.xdist_group("command line")
 
 
 def specs_of(path: str) -> dict:
@@ -36,17 +37,17 @@ def test_a_run_and_a_comparison_end_with_a_report_when_asked(capsys):
     assert Path("report.html").exists()
 
 
-def test_a_failed_attempt_leaves_the_report_that_was_there(capsys):
-    assert main(["run", "local", *TINY, "--out", "run"]) == 0
-    Path("run/report.html").write_text("an earlier one")
-    summary = Path("run/summary.json")
+def test_a_failed_attempt_leaves_the_report_that_was_there(made, capsys):
+    run = Path(made("local"))
+    Path(run, "report.html").write_text("an earlier one")
+    summary = Path(run, "summary.json")
     summary.write_text(summary.read_text()[:100])
     capsys.readouterr()
-    assert main(["report", "run"]) == 2
+    assert main(["report", str(run)]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert "summary.json is damaged" in told
-    assert Path("run/report.html").read_text() == "an earlier one"
+    assert Path(run, "report.html").read_text() == "an earlier one"
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,18 @@ from priory.engine.settings import Settings
 MODEL = "mlp:4"
 
 
-@cache
-def small_federation(num_clients: int = 2, rows: int = 30) -> Federation:
+def small_arrays(num_clients: int = 2, rows: int = 30) -> dict[str, np.ndarray]:
     """Dense inputs: with inputs that are always zero Adam would blow rounding errors up to whole steps."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(num_clients * rows, 5)).astype(np.float32)
     y = (x[:, 0] + 0.3 * draw.normal(size=len(x)) > 0).astype(int) + (x[:, 1] > 1)
-    client = np.arange(len(x)) % num_clients
-    return data.from_arrays(x, y, client, align=rows and "own:8", min_examples=4)
+    return {"x": x, "y": y, "client": np.arange(len(x)) % num_clients}
+
+
+@cache
+def small_federation(num_clients: int = 2, rows: int = 30) -> Federation:
+    """Return the arrays as a federation."""
+    return data.from_arrays(**small_arrays(num_clients, rows), align=rows and "own:8", min_examples=4)
 
 
 @cache

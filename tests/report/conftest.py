@@ -62,7 +62,10 @@ def written(tmp_path) -> Written:
 
 @pytest.fixture(scope="session")
 def comparison(tmp_path_factory) -> Path:
-    """A directory of real runs: two seeds of FedAvg and one of pFedBayes, with global models and newcomers."""
+    """A directory of real runs: two seeds of FedAvg and one of pFedBayes, with global models and newcomers.
+
+    The federation is that of `BAYES` in tests/cli, so that pFedBayes is compiled once for both.
+    """
     place = tmp_path_factory.mktemp("comparison")
     federation = priory.data.load("digits").partition(
         "dirichlet:0.5", clients=6, validation=0.2, newcomers=0.34, seed=0

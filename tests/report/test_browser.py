@@ -10,7 +10,7 @@ from tests.browser import CHROMIUM, browser
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium; Debian has it as the package chromium"),
-    pytest.mark.xdist_group("report"),
+    pytest.mark.xdist_group("command line"),
 ]
 HOSTILE = "<img src=x onerror=document.title='taken'><script>document.title='taken'</script>"
 ROWS = "[...document.querySelectorAll('#clients-table tbody tr')]"

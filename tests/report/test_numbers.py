@@ -60,7 +60,7 @@ def test_a_seed_that_diverged_leaves_no_mean(written):
     assert numbers.estimate(group, "personal", "accuracy") == numbers.Estimate(None)
 
 
-@pytest.mark.xdist_group("report")
+@pytest.mark.xdist_group("command line")
 def test_one_seed_has_the_bootstrap_error_of_its_uncertainty(comparison):
     record = measured(records.read(comparison / "PFedBayes-s0"))
     error = record.uncertainty.parts["personal"].pooled["accuracy"].standard_error

@@ -97,7 +97,7 @@ def test_foreign_inputs_that_no_model_can_be_asked_about_are_no_silence(written,
     assert not (tmp_path / "report.html").exists()
 
 
-@pytest.mark.xdist_group("report")
+@pytest.mark.xdist_group("command line")
 def test_many_random_effects_are_said_not_to_be_looked_at(comparison, tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "MOST_EFFECTS", 1)
     monkeypatch.setattr(measure, "num_coordinates", lambda *_: 2)
@@ -144,7 +144,7 @@ def test_seeds_give_means_and_paired_differences_to_the_first(written):
     assert "0.100 ± 0.000" in text
 
 
-@pytest.mark.xdist_group("report")
+@pytest.mark.xdist_group("command line")
 class TestRealRuns:
     def test_every_figure_has_a_place_and_words_for_who_cannot_see_it(self, comparison, tmp_path):
         out = report.write([comparison], tmp_path / "report.html")
@@ -224,6 +224,7 @@ def test_of_many_marks_some_are_drawn_with_both_ends_and_that_is_said(monkeypatc
     assert figures._thinned(chosen, "train") == (chosen, "")
 
 
+@pytest.mark.xdist_group("command line")  # `test_bad_runs` trains the same
 @pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")
 def test_chains_are_judged_though_nobody_has_test_rows(tmp_path):
     federation = priory.data.load("eight_schools").partition("natural", test=0.0)

@@ -95,7 +95,7 @@ def test_a_line_that_a_crash_cut_short_is_left_out(written):
     assert records.read(path).lines == whole
 
 
-@pytest.mark.xdist_group("report")
+@pytest.mark.xdist_group("command line")
 def test_uncertainty_of_an_earlier_round_or_another_version_is_not_taken(comparison, written):
     measured(records.read(comparison / "FedAvg-s0"))
     table = json.loads((comparison / "FedAvg-s0" / "uncertainty.json").read_text())

@@ -8,6 +8,8 @@ from priory import UsageError
 from priory.reproduce import definition
 from priory.reproduce.cells import Cell, Federations, cells_of
 
+pytestmark = pytest.mark.xdist_group("command line")
+
 
 def first(one: definition.Definition, out) -> Cell:
     return cells_of(one, out)[0]
@@ -28,13 +30,13 @@ def test_a_finished_run_is_kept_with_manifest_command_and_curve_and_read_back(ti
 
 def test_a_run_with_other_settings_does_not_count(tiny, table, tmp_path):
     first(tiny, tmp_path).run(Federations())
-    for part, change in (("method", {"step_size": 0.2}), ("run", {"rounds": 3}), ("data", {"clients": 5})):
+    for part, change in (("method", {"step_size": 0.2}), ("run", {"rounds": 3}), ("data", {"clients": 4})):
         other = definition.parse("digits-table-0", {**table, part: {**table[part], **change}})
         assert first(other, tmp_path).kept() is None, part
 
 
 def test_a_run_that_was_scored_more_often_than_is_asked_counts_and_has_the_same_numbers(table, tmp_path):
-    table["row"] = [{"key": "b", "method": "pfedbayes", "set": {"samples": 2}, "blocks": ["one"]}]
+    table["row"] = [{"key": "b", "method": "sfedbayes", "set": {"steps": 1, "samples": 2}, "blocks": ["one"]}]
     table["run"]["rounds"] = 4
 
     def every(rounds: int, out: str) -> Cell:

@@ -4,7 +4,7 @@ import pytest
 
 from priory.cli.app import main
 
-pytestmark = pytest.mark.usefixtures("somewhere_else")
+pytestmark = [pytest.mark.usefixtures("somewhere_else"), pytest.mark.xdist_group("command line")]
 
 
 def test_a_table_is_made_then_read_back_and_written_as_markdown_and_html(tiny, capsys, tmp_path):

@@ -5,6 +5,8 @@ import pytest
 from priory.reproduce import definition
 from priory.reproduce.cells import Federations, cells_of
 
+pytestmark = pytest.mark.xdist_group("command line")  # `test_cells` trains the same method
+
 
 def test_density_is_the_inclusion_that_a_run_starts_with_but_for_the_steps_of_its_logit(table, tmp_path):
     settings = {"inclusion": 0.3, "step_size": 0.001, "steps": 1, "samples": 2}

@@ -57,7 +57,7 @@ def test_a_seed_that_only_one_method_has_is_in_no_difference(tiny, tmp_path):
 def test_what_falls_short_is_told_and_what_is_reached_is_not(tiny, tmp_path):
     write(tiny, tmp_path, lambda cell: (0.90, 0.92)[cell.seed])
     (line,) = shortfalls(fill(tiny, tmp_path))
-    assert line == "FedAvg, one epoch, personal: 91.00 ± 1.00 against 99.90 ± 0.10"
+    assert line == "FedAvg, large steps, personal: 91.00 ± 1.00 against 99.90 ± 0.10"
     write(tiny, tmp_path, lambda cell: (0.980, 0.999)[cell.seed])
     assert shortfalls(fill(tiny, tmp_path)) == []
 
