@@ -81,7 +81,7 @@ class Problem:
 
 
 def weights_of(task: Task, params: Params, random: tuple[bool, ...], has_classes: bool) -> Array:
-    """What `Problem.read` returns."""
+    """Return the random weights of networks on axis 0, (networks, weights), as `Problem.read` does."""
     probes = jnp.concatenate([jnp.zeros((1, 2)), jnp.eye(2)])
     outputs = jax.lax.map(lambda one: task.model.apply(one, probes)[0], params)
     at = outputs[..., 1] - outputs[..., 0] if has_classes else outputs[..., 0]

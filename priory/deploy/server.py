@@ -406,7 +406,7 @@ def _draw(root: Key, t: Array, *, participation: Participation) -> tuple[Slots, 
 
 @partial(jax.jit, static_argnames="num")
 def _order(root: Key, t: Array, *, num: int) -> Array:
-    """The order in which clients stand in for those that are not there."""
+    """Return the order in which clients replace those that are absent."""
     return jax.random.permutation(rng.key(root, Stream.COHORT, t, STANDS_IN), num)
 
 
