@@ -43,7 +43,7 @@ def _down(task, method):
 
 
 def down_of(method=METHOD, task=TASK):
-    """Return the first broadcast of a server: it depends on these settings alone, so that other methods share the program."""
+    """Return a new server's broadcast: it depends on these settings alone, so other methods share the program."""
     return _down(task, FedVI(width=method.width, local_share=method.local_share, gamma=method.gamma))
 
 
