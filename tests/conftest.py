@@ -24,7 +24,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from priory.engine.compilation import cache_directory, let_go_of_programs
+from priory.engine.compilation import cache_directory
 from tests.budget import Budget
 
 # Set on import, since JAX reads the device count once, at its first use.
@@ -41,7 +41,7 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 gc.set_threshold(50_000, 20, 50)
 
 BUDGET = Budget()
-LOOK_EVERY = 100  # compilations between two looks at the memory map
+WORTH_DROPPING = 150  # programs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,6 +66,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files = sorted({file_of(item) for item in items})
         random.Random(seed).shuffle(files)
         items.sort(key=lambda item: files.index(file_of(item)))
+    # One group after the other in a single process too, as on workers.
+    order = {group: place for place, group in enumerate(dict.fromkeys(map(group_of, items)))}
+    items.sort(key=lambda item: order[group_of(item)])
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every later collection."""
+    gc.collect()
+    gc.freeze()
+
+
+def group_of(item: pytest.Item) -> str:
+    """Return the group of a test, which one worker runs without a break."""
+    marker = item.get_closest_marker("xdist_group")
+    assert marker is not None, "every test has been given one"
+    return marker.args[0]
 
 
 def file_of(item: pytest.Item) -> str:
@@ -82,17 +98,21 @@ def optimised(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", not OPTIMISED)
 
 
-_looked = 0
+_dropped_at = 0
 
 
-@pytest.fixture(autouse=True)
-def few_programs() -> Iterator[None]:
-    """Drop compiled programs when a process holds too many: the laws alone compile more than fit."""
-    yield
-    global _looked
-    if BUDGET.compilations - _looked >= LOOK_EVERY:
-        _looked = BUDGET.compilations
-        let_go_of_programs()
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Drop compiled programs after a group of tests, since hardly any other group uses them.
+
+    A process that keeps them grows by gigabytes, and everything that it does takes longer.
+    """
+    global _dropped_at
+    is_last = nextitem is None or group_of(nextitem) != group_of(item)
+    if is_last and BUDGET.compilations - _dropped_at >= WORTH_DROPPING:
+        _dropped_at = BUDGET.compilations
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
