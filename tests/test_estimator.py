@@ -16,12 +16,9 @@ QUICK = {  # the conventions that a change of this package is likeliest to break
     "check_estimators_unfitted",
     "check_estimator_cloneable",
     "check_no_attributes_set_in_init",
-    "check_n_features_in",
     "check_n_features_in_after_fitting",
     "check_estimators_pickle",
     "check_classifiers_regression_target",
-    "check_classifier_data_not_an_array",
-    "check_regressor_data_not_an_array",
 }
 SKIPPED = {"check_array_api_input": "needs an environment variable that is set before SciPy is imported"}
 SMALL = {"model": "linear", "rounds": 2, "seed": 0, "eval_every": 0}

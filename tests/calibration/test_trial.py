@@ -70,7 +70,13 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
+# One of each kind of posterior is enough for a quick run: a Gaussian, one of fixed width, a chain.
+AT_ONCE = ("sfedbayes", "fedhb-niw", "fedpop")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in AT_ONCE else pytest.mark.slow) for name in RIGHT]
+)
 def test_the_setting_that_a_method_names_has_the_exact_posterior_under_the_true_population(name):
     """Mean and width over clients, up to 99 draws of each."""
     method = passing(enough(RIGHT[name]))

@@ -23,6 +23,7 @@ def table_of(path):
     return json.loads(Path(path, "architectures.json").read_text())
 
 
+@pytest.mark.slow  # as below; tests/engine/test_architectures.py has the table
 def test_a_run_with_several_models_ends_with_a_table_beside_the_clients_alone(capsys, monkeypatch):
     assert main([*FEDBNN, "--out", "together"]) == 0
     told = capsys.readouterr().out

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
-from priory.data import Dataset, Federation
+from priory.data import Dataset, Federation, load
 from priory.data.arrays import dataset
 
 Make = Callable[..., Dataset]
@@ -47,3 +48,10 @@ def official() -> Callable[..., Dataset]:
         return replace(made, official_test=np.arange(rows + test) >= rows)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def whole(data_dir) -> Callable[[str], Dataset]:
+    """A reader of real data sets, which are large, so that each is read once."""
+    del data_dir
+    return cache(load)

@@ -181,7 +181,10 @@ def test_another_data_set_is_scaled_like_the_federation():
     assert (inputs.dtype, inputs.min(), inputs.max()) == (np.float32, -1.0, 1.0)
 
 
-@pytest.mark.parametrize(("name", "other"), [("mnist", "fashion_mnist"), ("cifar10", "cifar100")])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("mnist", "fashion_mnist"), pytest.param("cifar10", "cifar100", marks=pytest.mark.slow)],
+)
 def test_public_images_of_another_kind_fit(data_dir, name, other):
     federation = load(name).partition("classes:5", clients=20, align=f"{other}:500")
     source = load(other)

@@ -52,8 +52,8 @@ def test_standard_scaling_of_digits_is_that_of_the_data():
         ("cifar100", (26000, 32, 32, 3), 6000),
     ],
 )
-def test_image_files_are_read_whole_and_standardised(data_dir, name, shape, tests):
-    data = load(name)
+def test_image_files_are_read_whole_and_standardised(whole, name, shape, tests):
+    data = whole(name)
     assert data.x.shape == shape
     assert data.official_test.sum() == tests
     assert np.bincount(data.y).min() > 0
@@ -130,9 +130,9 @@ def test_eight_schools_have_no_test_part():
     assert (federation.train.total, federation.validation.total, federation.test.total) == (8, 0, 0)
 
 
-def test_the_catalogue_agrees_with_the_data(data_dir):
+def test_the_catalogue_agrees_with_the_data(whole):
     for entry in describe():
-        data = load(entry.name)
+        data = whole(entry.name)
         assert entry.available
         assert entry.classes == data.num_classes
         assert entry.examples in (None, len(data.y))
@@ -220,8 +220,8 @@ def test_a_bad_name_or_option_ends_in_one_sentence(name, options, words):
     assert "\n" not in str(caught.value)
 
 
-def test_cifar100_knows_its_twenty_coarse_classes(data_dir):
-    data = load("cifar100")
+def test_cifar100_knows_its_twenty_coarse_classes(whole):
+    data = whole("cifar100")
     pairs = np.unique(np.stack([data.y, data.coarse]), axis=1)
     assert pairs.shape == (2, 100)  # a fine class has one coarse class
     assert (np.bincount(pairs[1]) == 5).all()

@@ -25,7 +25,13 @@ def assert_same_server(one, other, tolerance=1e-6):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("name", "model"), KINDS.values(), ids=KINDS.keys())
+SLOW = ("not linear", "function space, with several architectures")  # the laws compare their servers
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [pytest.param(*kind, id=name, marks=pytest.mark.slow if name in SLOW else ()) for name, kind in KINDS.items()],
+)
 def test_simulator_and_wire_give_the_same_server_and_scores(deployed, name, model):
     made = deployed(name, num_clients=3, **model)
     server = made.server()

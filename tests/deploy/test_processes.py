@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,9 @@ def test_a_directory_has_one_fleet_at_a_time(tmp_path):
 def test_what_a_killed_owner_left_behind_is_found_again(tmp_path):
     first = Fleet(tmp_path / "fleet", [])
     orphan = subprocess.Popen(["sleep", "60"], env=first._environment("node-0"), start_new_session=True)
+    deadline = time.monotonic() + 5
+    while not Fleet(tmp_path / "fleet", []).processes() and time.monotonic() < deadline:
+        time.sleep(0.01)  # a process that has only just started does not show its environment yet
     assert Fleet(tmp_path / "fleet", []).processes() == [orphan.pid]
     Fleet(tmp_path / "fleet", []).close()
     assert orphan.wait(5) == -signal.SIGTERM

@@ -10,6 +10,7 @@ from priory.engine import compilation
 from priory.engine.rounds import run_block
 
 
+@pytest.mark.slow  # it drops the programs of the other tests as well
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what a process has mapped")
 def test_a_run_lets_go_of_the_programs_of_others_when_there_are_too_many(monkeypatch):
     federation = priory.data.load("digits").partition("iid", clients=2, seed=0)

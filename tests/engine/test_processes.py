@@ -12,6 +12,8 @@ import pytest
 
 import priory
 
+pytestmark = pytest.mark.slow  # two processes that import, compile, stop and resume
+
 CHILD = """
     import json, sys
     import jax

@@ -288,6 +288,7 @@ CHILD = """
 """
 
 
+@pytest.mark.slow  # three processes; the tests above interrupt every single write
 def test_a_process_killed_again_and_again_ends_with_the_same_bits(
     arrays, start, resume, tmp_path, assert_same_bits, pytestconfig
 ):

@@ -41,6 +41,7 @@ def posterior(found, client):
     return found.client(client).posterior
 
 
+@pytest.mark.slow  # four runs; test_fedbnn.py has the same for one visit
 def test_without_mixing_a_client_trains_as_if_it_were_alone_in_the_world(plain):
     """Bit for bit: the same client, number 0, in a federation of six and in one whose other five hold other data."""
     data = federation()

@@ -44,7 +44,7 @@ def radon_effects(data_dir) -> tuple[Effects, float, float, float, float]:
     return found, found.population.mean[0, 0], slope, np.exp(log_s), found.population.sd[0, 0]
 
 
-@pytest.mark.optimised  # as are all tests of chains that run for longer than they compile
+@pytest.mark.slow  # 300 rounds of 85 counties; test_fedpop.py has the gradients in closed form
 def test_radon_ends_where_the_marginal_likelihood_is_largest(data_dir):
     y, floor, county = radon()
     count = np.bincount(county)
@@ -61,7 +61,7 @@ def test_radon_ends_where_the_marginal_likelihood_is_largest(data_dir):
     np.testing.assert_allclose(radon_effects(data_dir)[1:], [*best[:2], *np.exp(best[2:])], atol=0.01)
 
 
-@pytest.mark.optimised
+@pytest.mark.slow
 def test_county_intercepts_have_their_posterior_at_the_same_parameters(data_dir):
     """Estimates within 0.02, widths of 90 % intervals within 5 %."""
     y, floor, county = radon()
@@ -134,7 +134,7 @@ def full_bayes(y: np.ndarray, scale: np.ndarray) -> dict[str, np.ndarray]:
     return {"mean": np.sum(p * mean), "sd": np.sum(p * sd), "z": average, "width": width}
 
 
-@pytest.mark.optimised
+@pytest.mark.slow  # 4,500 rounds for 4,000 draws of the prior
 def test_full_bayes_has_the_posterior_of_prior_and_schools():
     """μ, σ and every school within 4 Monte Carlo standard errors, and the schools' deviations within 7 %."""
     data = schools()

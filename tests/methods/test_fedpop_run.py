@@ -27,6 +27,7 @@ def two_kinds(num: int = 30, examples: int = 5):
     return priory.data.from_arrays(x, y.astype(np.float32), client, scale=scale, task="regression", test=0.0)
 
 
+@pytest.mark.slow  # 500 rounds of a program that no other test shares
 def test_an_energy_learns_a_population_of_two_kinds():
     """Of a normal population with that spread 38 % would lie between −1 and 1; of the energy's particles hardly any."""
     method = FedPop(kernel="mala", prior="energy", particles=128, prior_sd=2.0, prior_step_size=0.015)
@@ -82,7 +83,12 @@ def form(representation):
     return run
 
 
-@pytest.mark.parametrize("name", FORMS)
+AT_ONCE = ("sgld, stateless, scalar draws", "psgld, scalar")  # tests below look at these
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in AT_ONCE else pytest.mark.slow) for name in FORMS]
+)
 def test_every_form_learns(name, form, representation):
     """Better than the predictive of a model that knows nothing, on examples that no client trained on."""
     run = form(name)

@@ -62,6 +62,7 @@ def some_messages(num: int) -> Message:
     return Message(Gradients(beta, phi, {}), np.ones(num, np.float32))
 
 
+@pytest.mark.slow  # eight runs of 300 rounds
 def test_the_prior_ends_at_the_fixed_point_of_em():
     """Mean over the last half of the rounds, 8 runs; 5 standard errors over runs, and these are small."""
     still = Optimiser("sgd", 0.0)

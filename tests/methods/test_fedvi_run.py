@@ -60,7 +60,12 @@ def regression(form):
     return priory.simulate(method, data, rounds=60, model=MODELS[form], eval_every=15, seed=0, **settings)
 
 
-@pytest.mark.parametrize("form", FORMS)
+AT_ONCE = ("gaussian over theta, samples, sum", "a third is support, momentum")  # tests below look at these
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=() if form in AT_ONCE else pytest.mark.slow) for form in FORMS]
+)
 def test_every_form_learns_a_regression(form):
     run = regression(form)
     assert run.personal.rmse < 0.5 * np.std(sloping()[1])
@@ -74,6 +79,7 @@ def test_the_scale_of_a_regression_is_learned():
     assert abs(log_scale - np.log(run.personal.rmse)) < 0.7
 
 
+@pytest.mark.slow  # sixty rounds on digits
 def test_where_inputs_tell_the_context_personal_models_beat_the_global_one():
     """By 11 points of accuracy at this seed; two standard errors of a difference are below 5 on 288 test examples."""
     run = plain()
@@ -85,7 +91,7 @@ def test_where_inputs_tell_the_context_personal_models_beat_the_global_one():
     assert run.newcomers.accuracy == run.newcomers_unlabelled.accuracy
 
 
-@pytest.fixture(params=["point", "gaussian"])
+@pytest.fixture(params=[pytest.param("point", marks=pytest.mark.slow), "gaussian"])
 def told(request):
     return plain() if request.param == "point" else regression("gaussian over theta, samples, sum")
 

@@ -59,7 +59,8 @@ def test_it_offers_every_optional_part_of_the_protocol():
 
 
 @pytest.mark.parametrize(
-    ("draw", "samples", "stateful"), [("weights", 1, True), ("weights", 2, False), ("layers", 1, False)]
+    ("draw", "samples", "stateful"),
+    [("weights", 1, True), pytest.param("weights", 2, False, marks=pytest.mark.slow), ("layers", 1, False)],
 )
 def test_with_lambda_one_it_is_pfedbayes(draw, samples, stateful):
     """λ = 1 − 1e-6, so to six digits: the loss, the posterior that is kept, and what is sent."""

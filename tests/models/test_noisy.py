@@ -410,7 +410,7 @@ def test_small_noise_survives_half_precision(layer, x):
     assert 3e-5 < np.std(outputs.astype(np.float32)) < 3e-3
 
 
-@pytest.mark.optimised  # it guards against what XLA's optimisations do to rounding
+@pytest.mark.slow  # it guards against what XLA's optimisations do to the rounding of a large network
 def test_compiled_gradients_are_finite_behind_a_pool():
     # Of this size XLA computed what a pool sees twice, rounded it differently, and no entry was its window's maximum.
     model = parse("cnn3:16,32,64", input_shape=(32, 32, 3), num_outputs=10)
