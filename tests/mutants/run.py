@@ -3,7 +3,8 @@
     python tests/mutants/run.py --out caught.jsonl [--only 3 17] [--jobs 2]
 
 A mutant of a method runs the laws of that method; a mutant of anything else runs the laws of all. A finished mutant in
-`--out` is not run again, so that a run can go on where it was stopped.
+`--out` is not run again, so that a run can go on where it was stopped. `caught.jsonl` has the outcomes of an earlier
+suite: a mutant that was caught then and is missed now ends the run with code 1.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("mutants.jsonl")
+BEFORE = Path(__file__).with_name("caught.jsonl")
 LAWS = "tests/methods/test_laws.py"
 MINUTES = 20  # a mutant that takes longer counts as caught: it never ends
 
@@ -50,7 +52,11 @@ def main() -> int:
     caught = sum(outcome["caught"] for outcome in outcomes.values())
     stale = sum(outcome["by"] == "stale" for outcome in outcomes.values())
     print(f"{caught} of {len(outcomes) - stale} mutants caught, {stale} no longer apply")
-    return 0
+    before = [json.loads(line) for line in BEFORE.read_text().splitlines()]
+    lost = [one["number"] for one in before if one["caught"] and outcomes.get(one["number"], one)["by"] == "nothing"]
+    if lost:
+        print(f"Mutants {', '.join(map(str, lost))} were caught by an earlier suite and are missed now.")
+    return int(bool(lost))
 
 
 def judged(mutant: dict[str, Any]) -> dict[str, Any]:
