@@ -1,6 +1,6 @@
 """Apply each mutant to a copy of the tree and run the tests of its module, then the laws, until one fails.
 
-    python tests/mutants/run.py --out caught.jsonl [--only 3 17] [--jobs 2]
+    python tests/mutants/run.py --out build/outcomes.jsonl [--only 3 17] [--jobs 2]
 
 A mutant of a method runs the laws of that method; a mutant of anything else runs the laws of all. A finished mutant in
 `--out` is not run again, so that a run can go on where it was stopped. `caught.jsonl` has the outcomes of an earlier
@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -87,6 +88,8 @@ def failure(selection: list[str], tree: Path) -> str | None:
         return "time"
     if done.returncode in (0, 5):  # all passed, or the selection is empty
         return None
+    if done.returncode == -signal.SIGKILL:
+        raise RuntimeError("The tests of a mutant were killed, probably for lack of memory; run again with --jobs 1.")
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     return failed[1] if failed else f"exit code {done.returncode}"
 
