@@ -75,13 +75,9 @@ class Problem:
         sd = prior_sd(self.has_classes)
         return replace(shapes, weights=weights), jax.tree.map(lambda leaf: jnp.full_like(leaf, sd), weights)
 
-    def read(self, params: Params) -> Array:
-        """The random weights of networks on axis 0, (networks, weights): the answer at 0, and its change from there."""
-        return weights_of(self.task, params, self.random, self.has_classes)
-
 
 def weights_of(task: Task, params: Params, random: tuple[bool, ...], has_classes: bool) -> Array:
-    """Return the random weights of networks on axis 0, (networks, weights), as `Problem.read` does."""
+    """Return random weights of networks on axis 0, (networks, weights): the answer at 0 and its change from there."""
     probes = jnp.concatenate([jnp.zeros((1, 2)), jnp.eye(2)])
     outputs = jax.lax.map(lambda one: task.model.apply(one, probes)[0], params)
     at = outputs[..., 1] - outputs[..., 0] if has_classes else outputs[..., 0]

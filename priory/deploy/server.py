@@ -273,16 +273,16 @@ class Server:
             self.rejected[str(client)] = self.rejected.get(str(client), 0) + 1
 
     def _aggregated(self, t: int, method: Any, down: Any, came: Round) -> Any:
-        """The next server; places of a stack that nobody fills have weight 0, so that one program serves all rounds."""
+        """The next server; unused places of a stack have weight 0, so that one program serves all rounds."""
         accepted = [one for _, one in sorted(came.accepted.items())]
         known = {"bits", *self.charter.contact().info}
         self._info = _means([{name: one.metrics[name] for name in one.metrics if name in known} for one in accepted])
         self._bytes["up_bytes"] = max((one.num_bytes for one in accepted), default=0)
         sent = [one.message for one in accepted if one.message is not None]
         shapes = Message(self.charter.contact().message.payload, self.charter.uplink.weight, jnp.int32(0))
-        nobody = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        unused = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         places = max(self.charter.participation.capacity, len(sent))
-        filled = sent + [nobody] * (places - len(sent))
+        filled = sent + [unused] * (places - len(sent))
         messages = jax.tree.map(lambda *leaves: np.stack(leaves), *filled)
         private = privacy.is_private(self.charter.channel)
         noise = rng.key(self._secret() if private else self._root, Stream.NOISE, t)

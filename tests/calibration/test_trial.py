@@ -128,8 +128,8 @@ def test_the_classes_follow_the_log_odds_of_the_truth():
 
 def test_the_weights_that_are_read_are_those_of_the_truth():
     mean, sd = problem().population()
-    one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], mean)
-    np.testing.assert_allclose(jax.jit(problem().read)(one)[0], problems.MEAN, atol=1e-6)
+    one = jax.tree.map(lambda leaf: np.asarray(leaf)[None, None], mean)
+    np.testing.assert_allclose(trial.read(problem(), one)[0, 0], problems.MEAN, atol=1e-6)
     assert {float(leaf.min()) for leaf in jax.tree.leaves(sd)} == {problems.PRIOR_SD}
 
 

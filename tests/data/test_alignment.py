@@ -185,9 +185,9 @@ def test_another_data_set_is_scaled_like_the_federation():
     ("name", "other"),
     [("mnist", "fashion_mnist"), pytest.param("cifar10", "cifar100", marks=pytest.mark.slow)],
 )
-def test_public_images_of_another_kind_fit(data_dir, name, other):
-    federation = load(name).partition("classes:5", clients=20, align=f"{other}:500")
-    source = load(other)
+def test_public_images_of_another_kind_fit(whole, name, other):
+    federation = whole(name).partition("classes:5", clients=20, align=f"{other}:500")
+    source = whole(other)
     np.testing.assert_array_equal(federation.public, source.x[federation.public_rows.index])
     assert not source.official_test[federation.public_rows.index].any()
 
