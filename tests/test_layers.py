@@ -1,10 +1,12 @@
 """The arrows of the architecture: a module imports only from layers to its left."""
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,28 +152,35 @@ def a_package(tmp_path: Path, file: str, line: str) -> Path:
     return tmp_path / "priory"
 
 
-def test_importing_priory_changes_no_jax_setting():
+@pytest.fixture(scope="module")
+def imported() -> dict[str, Any]:
+    """What a fresh interpreter finds after `from priory import *`."""
     code = """
-import os, jax
+import json, os, sys, jax
 settings, environment = dict(jax.config.values), dict(os.environ)
 from priory import *
-print([name for name, value in settings.items() if jax.config.values[name] != value], environment == dict(os.environ))
+changed = [name for name, value in settings.items() if jax.config.values[name] != value]
+found = {"changed": changed, "environment": environment == dict(os.environ), "modules": sorted(sys.modules)}
+jax.config.update("jax_num_cpu_devices", 3)
+print(json.dumps({**found, "devices": jax.device_count("cpu")}))
 """
-    assert run_python(code) == "[] True"
+    return json.loads(run_python(code))
 
 
-def test_importing_priory_leaves_the_devices_open():
-    code = (
-        "import jax; from priory import *; jax.config.update('jax_num_cpu_devices', 3); print(jax.device_count('cpu'))"
-    )
-    assert run_python(code) == "3"
+def test_importing_priory_changes_no_jax_setting(imported):
+    assert imported["changed"] == []
+    assert imported["environment"]
 
 
-def test_importing_priory_imports_no_library_that_only_some_runs_need():
-    extras = ["pandas", "sklearn", "flwr", "datasets", "arviz", "tensorboard", "mlflow", "wandb"]
-    extras += ["scipy.stats", "scipy.optimize", "scipy.sparse"]
-    code = f"import sys; from priory import *; print('jax' in sys.modules, set({extras}) & set(sys.modules))"
-    assert run_python(code) == "True set()"
+def test_importing_priory_leaves_the_devices_open(imported):
+    assert imported["devices"] == 3
+
+
+def test_importing_priory_imports_no_library_that_only_some_runs_need(imported):
+    extras = {"pandas", "sklearn", "flwr", "datasets", "arviz", "tensorboard", "mlflow", "wandb"}
+    extras |= {"scipy.stats", "scipy.optimize", "scipy.sparse"}
+    assert "priory.engine" in imported["modules"]
+    assert not extras & set(imported["modules"])
 
 
 def test_help_does_not_wait_for_jax():
