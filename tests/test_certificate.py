@@ -80,7 +80,8 @@ def counted_each(x, y, low, keys):
     return jax.lax.map(lambda one: counted(shard_of(one[0], one[1]), *one[2:]), (x, y, low, keys))
 
 
-@pytest.mark.parametrize("num", [25, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.slow  # 500 newcomers
+@pytest.mark.parametrize("num", [25, 200])
 def test_bounds_hold_for_at_least_one_minus_delta_of_500_newcomers_whose_error_is_known(num):
     random, delta, trials = np.random.default_rng(num), 0.1, 500
     x, y = map(np.stack, zip(*(newcomer(random, num) for _ in range(trials)), strict=True))

@@ -234,6 +234,7 @@ def test_effects_do_not_depend_on_the_number_of_pieces(simulate, monkeypatch):
     assert_same(run.effects(), whole)
 
 
+@pytest.mark.slow  # programs for another number of clients
 def test_effects_do_not_depend_on_how_many_clients_run_at_once(simulate):
     run = simulate()
     plan = dataclasses.replace(run.session.plan, client_batch=2)
@@ -368,6 +369,7 @@ def test_few_fixed_effects_are_shown_and_many_are_not(simulate):
     assert effect_tables.fixed_tables(dataclasses.replace(found, fixed=None)) == []
 
 
+@pytest.mark.slow  # a network of its own
 def test_more_than_eight_random_effects_are_exported_but_not_shown(command):
     command("run", "exact", *TINY, "--width", "8")
     assert "9 random effects a client are too many for a table, which holds 8; write" in command("effects", "a", code=2)

@@ -17,7 +17,6 @@ QUICK = {  # the conventions that a change of this package is likeliest to break
     "check_estimator_cloneable",
     "check_no_attributes_set_in_init",
     "check_n_features_in_after_fitting",
-    "check_estimators_pickle",
     "check_classifiers_regression_target",
 }
 SKIPPED = {"check_array_api_input": "needs an environment variable that is set before SciPy is imported"}

@@ -120,6 +120,7 @@ def test_measurements_are_files_and_not_pages(site):
     assert all(cell.name in index for cell in cells if cell.parent == Path("methods/baselines"))
 
 
+@pytest.mark.slow  # opens every page
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium; Debian has it as the package chromium")
 @pytest.mark.parametrize("width", [1280, 400])
 def test_pages_open_from_a_disk_and_fit_the_screen(site, width):
@@ -135,6 +136,7 @@ def test_pages_open_from_a_disk_and_fit_the_screen(site, width):
             assert page.run("document.documentElement.scrollWidth") <= width, name
 
 
+@pytest.mark.slow  # a browser of its own
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium; Debian has it as the package chromium")
 def test_the_search_finds_a_method_from_a_disk(site):
     with browser() as page:

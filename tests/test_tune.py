@@ -66,6 +66,7 @@ def test_the_grid_comes_in_the_order_in_which_it_was_asked_for(grid):
     ]
 
 
+@pytest.mark.slow  # three grids
 def test_pieces_of_the_grid_score_as_the_whole(federation, monkeypatch):
     def grid(*places, settings=SETTINGS):
         axis = dataclasses.replace(STEP_SIZE, values=tuple(STEP_SIZE.values[place] for place in places))

@@ -29,6 +29,7 @@ def federation(groups, validation=0.25):
     return priory.data.load(DATA.format(40, groups)).partition("natural", seed=0, validation=validation)
 
 
+@pytest.mark.slow  # trains with one, two and three clusters, twice
 @pytest.mark.parametrize("groups", [1, 2])
 def test_as_many_clusters_are_chosen_as_there_are_groups(groups):
     settled = tuner.settle(METHOD, federation(groups), **OPTIONS)

@@ -139,7 +139,9 @@ def test_leapfrog_steps_are_accepted_below_the_stability_limit_and_not_above(sha
 
 
 @each_precision
-@pytest.mark.parametrize(("kind", "step_size"), [("mala", 0.3), ("hmc", 0.6), ("nuts", 0.6)])
+@pytest.mark.parametrize(
+    ("kind", "step_size"), [("mala", 0.3), ("hmc", 0.6), pytest.param("nuts", 0.6, marks=pytest.mark.slow)]
+)
 def test_an_exact_kernel_has_no_bias(kind, step_size, precision):
     # No small steps: acceptance is well below one, so that a wrong ratio would show. Two leapfrog steps and not three,
     # which take half a turn in one direction and come back to where they began.
@@ -376,7 +378,7 @@ def test_the_chosen_step_is_at_most_half_the_stability_limit(kind):
 
 
 @pytest.mark.parametrize("kind", EXACT)
-@pytest.mark.parametrize("size", [1, 650])
+@pytest.mark.parametrize("size", [1, pytest.param(650, marks=pytest.mark.slow)])
 def test_the_chosen_step_is_accepted_from_the_mode_when_all_directions_are_stiff(kind, size):
     step = kernels.step_size_for(kind, 4.0, size)
     run = jax.jit(lambda key: kernels.sample(kind, stiff, jnp.zeros(size), step, key, num_steps=100).accepted)

@@ -24,6 +24,7 @@ def test_a_private_run_tells_its_claim_and_survives_its_audit(unscored, capsys):
     assert "proves nothing" in told
 
 
+@pytest.mark.slow  # tests/engine/test_audit.py refutes claims
 def test_a_refuted_claim_ends_with_code_1(unscored, capsys):
     options = ["--dp", "local", "--dp-epsilon", "0.5", "--dp-delta", "1e-3", "--dp-sensitivity", "0.001"]
     assert main([*RUN, *options, "--out", "runs/false"]) == 0

@@ -203,6 +203,7 @@ def test_a_table_is_read_by_its_columns_with_and_without_the_target(made, capsys
     assert "'illness' is not known" in complaint(["onboard", name, "--data", "new.csv", "--target", "illness"], capsys)
 
 
+@pytest.mark.slow  # a run of its own
 def test_a_regression_predicts_mean_and_sd_with_the_clients_standard_errors(capsys):
     rows = [f"{client},{x},{2 * x + client},0.5" for client in range(4) for x in range(10)]
     Path("d.csv").write_text("\n".join(["who,x,y,se", *rows]) + "\n")
@@ -342,6 +343,7 @@ def test_the_commands_of_the_page_run(capsys):
     assert "newcomers, unlabelled" in capsys.readouterr().out
 
 
+@pytest.mark.slow  # tests/engine/test_certificates.py has the certificate
 def test_a_bayesian_model_comes_with_a_certificate_of_the_rows_it_learned_from(made, capsys):
     out = told(["onboard", made("pfedbayes"), "--data", "mirror.npz", "--delta", "0.1", "--draws", "1500"], capsys)
     found = json.loads(Path("pfedbayes/onboarded/mirror/certificate.json").read_text())

@@ -18,6 +18,7 @@ def specs_of(path: str) -> dict:
     return json.loads(text.partition('id="specs">')[2].partition("</script>")[0])
 
 
+@pytest.mark.slow  # six commands
 def test_a_run_and_a_comparison_end_with_a_report_when_asked(capsys):
     assert main(["run", "fedavg", *TINY, "--report", "--out", "one"]) == 0
     assert "report: one/report.html" in capsys.readouterr().out

@@ -47,8 +47,8 @@ def test_simulator_and_wire_give_the_same_server_and_scores(deployed, name, mode
     [
         {"cohort": 2, "schedule": ("step-size=cosine",), "compress": "top:0.3"},
         {"cohort": 1, "active": 3},
-        {"robust": "median"},
-        {"participation": "bernoulli", "cohort": 2},
+        pytest.param({"robust": "median"}, marks=pytest.mark.slow),
+        pytest.param({"participation": "bernoulli", "cohort": 2}, marks=pytest.mark.slow),
     ],
     ids=["schedule and a channel with memory", "active clients that do not upload", "robust", "bernoulli"],
 )

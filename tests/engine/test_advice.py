@@ -49,6 +49,7 @@ def heard(function, *args, **options):
     return result, [str(one.message) for one in caught]
 
 
+@pytest.mark.slow  # a method of its own
 def test_a_kind_of_advice_is_given_once_though_its_numbers_change(simulate):
     run, told = heard(simulate, Advising(), eval_every=1)
     first, last = run.history[0]["info"]["loss"], run.history[-1]["info"]["loss"]

@@ -131,6 +131,7 @@ def test_a_run_with_several_models_goes_on_from_its_directory(mixed, held_out, t
     np.testing.assert_array_equal(whole.personal.per_client["nll"], mixed.personal.per_client["nll"])
 
 
+@pytest.mark.slow  # test_simulate.py has it for one model
 def test_states_on_disk_give_the_same_run(mixed, held_out):
     stored = run(held_out, resident_bytes=0)
     np.testing.assert_array_equal(stored.personal.per_client["nll"], mixed.personal.per_client["nll"])

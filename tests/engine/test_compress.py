@@ -50,8 +50,8 @@ def assert_same_bits(first, second):
     ("text", "bits"),
     [
         (None, 32 * (KERNEL + BIAS)),
-        ("qsgd:4", 2 * 32 + (KERNEL + BIAS) * (1 + 3)),
-        ("random:0.2", 32 * 130 + 32),
+        pytest.param("qsgd:4", 2 * 32 + (KERNEL + BIAS) * (1 + 3), marks=pytest.mark.slow),
+        pytest.param("random:0.2", 32 * 130 + 32, marks=pytest.mark.slow),
         ("top:0.2", 130 * (32 + 10)),
     ],
 )
@@ -115,6 +115,7 @@ def test_what_is_never_sent_is_not_compressed(federation):
     assert simulate(federation, priory.Local(), compress="qsgd:1").communication["up_bytes"] == 0
 
 
+@pytest.mark.slow  # a grid and two runs
 def test_tuning_compresses_as_a_run_does(federation):
     settings = Settings(rounds=2, model="linear", compress="qsgd:4", eval_every=0)
     axis = Axis("step-size", ("optimiser", "step_size"), (0.1,), is_static=False)
@@ -133,6 +134,7 @@ def validation_nll(run):
     return -np.mean(log_probs[np.arange(len(rows)), data.y[rows]])
 
 
+@pytest.mark.slow  # three runs that no other test shares
 def test_the_command_line_compares_compressed_runs(tmp_path, capsys):
     what = ["compare", "fedavg", "local", "pooled", "--data", "digits", "--clients", "4", "--validation", "0.25"]
     words = [*what, "--partition", "iid", "--model", "linear", "--rounds", "1", "--eval-every", "0", "--devices", "2"]

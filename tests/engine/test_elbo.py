@@ -59,7 +59,7 @@ def evidence_at_m0(method, task, down, shards, root, t):
     return jax.lax.map(of_one, jnp.arange(4))
 
 
-@pytest.mark.parametrize("prior_mean", ["zero", "learned"])
+@pytest.mark.parametrize("prior_mean", ["zero", pytest.param("learned", marks=pytest.mark.slow)])
 def test_the_bound_of_a_normal_inverse_wishart_lies_within_a_nat_and_a_half_below_the_evidence(train, prior_mean):
     """One example a client makes l0 = N + 1 and n0 = N + 3 the optimal ones, and ε = 0.5 is near the optimal width."""
     options = {"epsilon": 0.5, "prior_scale": 1.0, "precision": "expected", "update": "body"}
@@ -165,6 +165,7 @@ def test_the_bound_does_not_depend_on_the_number_of_devices(runs, held_out, tmp_
     np.testing.assert_allclose(alone.elbo().per_client, runs[STATEFUL].elbo().per_client, rtol=1e-5)
 
 
+@pytest.mark.slow  # test_simulate.py has the same for training
 def test_the_bound_does_not_depend_on_how_many_clients_run_at_once(runs):
     session = runs[STATEFUL].session
     everyone = Participation(4, 4, 4)

@@ -97,7 +97,12 @@ def heard(t, cohort=6, active=None):
 
 @pytest.mark.parametrize(
     ("whole", "home", "client_batch"),
-    [(False, "resident", 1), (False, "stored", 2), (True, "resident", 2), (True, "stored", 1)],
+    [
+        (False, "resident", 1),
+        (True, "stored", 1),
+        pytest.param(False, "stored", 2, marks=pytest.mark.slow),
+        pytest.param(True, "resident", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_the_least_sure_are_left_out_of_the_mean_and_keep_what_they_learned(
     train, validated, sizes, state, whole, home, client_batch
@@ -159,7 +164,11 @@ def test_who_is_left_out_has_sent_nothing(train, validated, sizes, state):
 
 
 @pytest.mark.parametrize(
-    ("method", "judged", "cohort", "share"), [(TUNED, 1, 6, 0.5), (priory.Ditto(), 6, 3, 0.3)], ids=["fedavg", "ditto"]
+    ("method", "judged", "cohort", "share"),
+    [
+        pytest.param(TUNED, 1, 6, 0.5, id="fedavg"),
+        pytest.param(priory.Ditto(), 6, 3, 0.3, id="ditto", marks=pytest.mark.slow),
+    ],
 )
 def test_a_share_that_leaves_nobody_out_changes_only_the_order_of_a_sum(
     train, validated, assert_close, method, judged, cohort, share
@@ -199,12 +208,14 @@ def test_a_round_of_fedavg_leaves_out_whom_its_own_verbs_find_uncertain(train, v
     assert_mean(run.server, sent, np.where(np.argsort(np.argsort(entropy)) < 3, sizes, 0))
 
 
+@pytest.mark.slow  # the least sure are left out above, in both homes
 def test_clients_on_disk_are_judged_as_clients_in_memory(train, validated, assert_same_bits):
     here = train(TUNED, validated, cohort=6, exclude_uncertain=0.5)
     assert here.session.info["excluded"] == 3
     assert_same_bits(here, train(TUNED, validated, cohort=6, exclude_uncertain=0.5, resident_bytes=0))
 
 
+@pytest.mark.slow  # a run of its own
 def test_a_regression_is_judged_by_its_spread(train, arrays):
     y = arrays["x"] @ np.array([1.0, -2.0, 0.5], np.float32)
     noise = np.where(arrays["client"] == 3, 5.0, 0.5).astype(np.float32)

@@ -157,6 +157,7 @@ def test_a_point_estimate_has_no_draws(tmp_path):
     assert not (tmp_path / "m").exists()
 
 
+@pytest.mark.slow  # a run of two architectures
 def test_each_client_takes_its_own_network_along(begin, federation, tmp_path):
     run = begin(priory.Local(), model=None, models="linear,mlp:4")
     for client, text in ((0, "linear"), (3, "mlp:4")):

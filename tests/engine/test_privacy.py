@@ -233,7 +233,10 @@ def by_hand(run, clip):
     return server, len(who)
 
 
-@pytest.mark.parametrize("options", [{"cohort": 6}, {"cohort": 3, "participation": "bernoulli", "seed": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [{"cohort": 3, "participation": "bernoulli", "seed": 2}, pytest.param({"cohort": 6}, marks=pytest.mark.slow)],
+)
 def test_a_central_round_is_the_noised_sum_over_the_expected_cohort(train, federation, options):
     run = train(priory.FedAvg(), dp="central", dp_delta=DELTA, dp_noise=0.5, dp_clip=0.01, rounds=1, **options)
     server, came = by_hand(run, 0.01)

@@ -88,6 +88,7 @@ def test_a_wild_client_hardly_moves_the_median(begin, train, arrays):
     assert moved["median"] < 0.05 * moved[None]
 
 
+@pytest.mark.slow  # a run that no other test shares
 def test_a_linear_form_and_uncertain_clients_go_with_it(train, arrays):
     data = priory.data.from_arrays(**arrays, test=0.2, validation=0.2, seed=0)
     run = train(priory.FedHBNIW(linear=True), data, rounds=1, robust="krum", exclude_uncertain=0.4)

@@ -30,7 +30,7 @@ def test_clients_kept_on_disk_give_the_same_bits_as_clients_kept_in_memory(simul
     assert here.personal == there.personal
 
 
-@pytest.mark.parametrize("client_batch", [2, 6])
+@pytest.mark.parametrize("client_batch", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_how_many_clients_run_at_once_does_not_matter(train, assert_close, client_batch):
     assert_close(train(cohort=COHORT), train(cohort=COHORT, client_batch=client_batch))
 
@@ -44,6 +44,7 @@ def test_one_device_and_two_devices_agree(simulate, assert_close, request):
     assert one.personal.accuracy == two.personal.accuracy
 
 
+@pytest.mark.slow  # two devices do so above
 def test_one_device_keeps_the_same_bits_in_both_homes(train, assert_same_bits, one_device):
     assert_same_bits(train(cohort=COHORT), train(cohort=COHORT, resident_bytes=0))
 

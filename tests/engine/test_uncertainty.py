@@ -76,6 +76,7 @@ def test_scores_are_those_of_the_summary(bayesian):
         np.testing.assert_allclose(found.parts[part].clients["nll"], scores.per_client["nll"], rtol=1e-5)
 
 
+@pytest.mark.slow  # classification is tested above
 def test_scores_of_a_regression_are_those_of_the_summary(regression):
     pooled = regression.uncertainty(bootstrap=0).parts["personal"].pooled
     for name in ("rmse", "nll", "coverage_90"):

@@ -75,7 +75,15 @@ def assert_close(one, other, atol=0.0):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=atol), one, other)
 
 
-@pytest.mark.parametrize("options", [{}, {"stateful": False, "average": "moments", "samples_per_step": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="{}"),
+        pytest.param(
+            {"stateful": False, "average": "moments", "samples_per_step": 2}, id="moments", marks=pytest.mark.slow
+        ),
+    ],
+)
 def test_one_cluster_is_pfedbayes(options):
     task, shards = linear_task() if options else tiny_task(), tiny_shards()
     # Not Adam: where a gradient is zero, as that of a bias before a batch norm, it makes full steps of rounding errors.
@@ -87,6 +95,7 @@ def test_one_cluster_is_pfedbayes(options):
     assert [int(state.cluster) for state in states] == [0, 0, 0]
 
 
+@pytest.mark.slow  # a whole run; test_ifca.py finds groups
 def test_two_separate_groups_are_found_and_the_bytes_are_2kd_down_and_2d_and_one_up():
     data = priory.data.load("synthetic:clusters:clients=8,examples=60,dim=5,classes=3,distance=4,seed=1")
     federation = data.partition("natural", test=0.0, seed=1)

@@ -219,6 +219,7 @@ def test_a_bad_hyper_parameter_ends_in_one_sentence(method, says):
     assert str(caught.value).endswith(".")
 
 
+@pytest.mark.slow  # a law, for the other way to draw teachers
 def test_mixtures_of_clients_do_not_depend_on_the_order_or_the_absence_of_messages():
     task, messages = linear_task(), networks(3)
     method = FedBE(distribution="dirichlet")

@@ -20,6 +20,10 @@ def federation(newcomers=2):
     return DIGITS.partition("classes:5", clients=clients, newcomers=newcomers / clients, align="own:60", seed=0)
 
 
+# Laws and tests of single visits hold FedBNN to its equations in the fast tier; two federations take half a minute.
+trains = pytest.mark.slow
+
+
 def run(method=METHOD, data=None, **more):
     """Return a run in which a third of the clients takes part in each round."""
     options = {"rounds": 18, "seed": 2, "cohort": 2, "eval_every": 0, "model": "linear", "onboard_visits": 6, **more}
@@ -41,7 +45,7 @@ def posterior(found, client):
     return found.client(client).posterior
 
 
-@pytest.mark.slow  # four runs; test_fedbnn.py has the same for one visit
+@trains
 def test_without_mixing_a_client_trains_as_if_it_were_alone_in_the_world(plain):
     """Bit for bit: the same client, number 0, in a federation of six and in one whose other five hold other data."""
     data = federation()
@@ -57,11 +61,13 @@ def test_without_mixing_a_client_trains_as_if_it_were_alone_in_the_world(plain):
     assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, mixed), strict=True))
 
 
+@trains
 def test_a_round_costs_as_many_numbers_as_the_alignment_set_needs(plain, several):
     for found in (plain, several):
         assert found.communication == {"down_bytes": 4 * 60 * 10, "up_bytes": 4 * 60 * 10}
 
 
+@trains
 def test_rows_of_the_server_are_distributions_with_and_without_a_cache(plain, several):
     for found in (plain, several):
         mean = np.asarray(found.server.mean)
@@ -70,6 +76,7 @@ def test_rows_of_the_server_are_distributions_with_and_without_a_cache(plain, se
         np.testing.assert_allclose(mean.sum(axis=1), np.ones(60), rtol=1e-5)
 
 
+@trains
 def test_the_federation_knows_the_alignment_set_better_than_its_clients_do(plain):
     """Each client has seen five classes; together they have seen all ten."""
     data = plain.federation
@@ -79,11 +86,13 @@ def test_the_federation_knows_the_alignment_set_better_than_its_clients_do(plain
     assert together > np.max(each) + 0.1
 
 
+@trains
 def test_every_architecture_takes_part(several):
     assert set(several.extra["architectures"]) == {"linear", "mlp:8"}
     assert several.personal.accuracy > 0.5
 
 
+@trains
 def test_a_newcomer_with_labels_has_a_model_of_its_own(plain):
     assert plain.newcomers.accuracy > 0.5
     assert plain.newcomers_unlabelled is None

@@ -33,7 +33,7 @@ NUM_CLIENTS = len(COUNTS)
 PLACES = np.argsort(np.random.default_rng(1).random((NUM_SEEDS, HORIZONS[-1], NUM_CLIENTS)), axis=-1)
 
 
-pytestmark = pytest.mark.optimised  # thousands of rounds
+pytestmark = [pytest.mark.optimised, pytest.mark.slow]  # thousands of rounds
 
 
 def problem():
@@ -198,7 +198,7 @@ def growth(gap):
     return np.mean(change, axis=0) / (np.std(change, axis=0, ddof=1) / np.sqrt(len(change)))
 
 
-@pytest.mark.parametrize("prior_mean", ["zero", pytest.param("learned", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("prior_mean", ["zero", "learned"])
 @pytest.mark.parametrize("cohort", [NUM_CLIENTS, 2])
 def test_the_gap_falls_at_least_as_fast_as_the_theorem_says(cohort, prior_mean):
     gap = gaps(prior_mean)[cohort]

@@ -45,7 +45,8 @@ def run_of(num, data, finetune_step_size):
     return priory.simulate(method, data, **options)
 
 
-@pytest.mark.parametrize("num", [1, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.slow  # whole runs; the one below has two
+@pytest.mark.parametrize("num", [1, 10])
 def test_a_run_with_one_or_ten_prototypes_is_sound(num):
     """Ten are more than the two outputs of a gate."""
     run = run_of(num, two_kinds(12, newcomers=0.34 if num == 1 else 0.0), finetune_step_size=0.5)

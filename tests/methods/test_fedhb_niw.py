@@ -349,6 +349,7 @@ def federation():
     return priory.data.from_arrays(x, y, client, test=0.2, newcomers=0.34, seed=0)
 
 
+@pytest.mark.slow  # a whole run; tests/engine/test_newcomers.py has the ways in
 def test_clients_that_never_took_part_are_onboarded(federation):
     run = priory.simulate(FedHBNIW(stateful=True), federation, model="linear", rounds=2, cohort=2, seed=0, eval_every=0)
     assert len(run.newcomers.per_client["accuracy"]) == federation.num_newcomers == 2

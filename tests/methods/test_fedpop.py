@@ -54,7 +54,13 @@ marginal_slope = jax.jit(jax.grad(log_marginal, argnums=(2, 3, 4)))
 
 
 @pytest.mark.parametrize(
-    ("kernel", "score"), [("mala", "centred"), ("mala", "mixed"), ("hmc", "centred"), ("nuts", "centred")]
+    ("kernel", "score"),
+    [
+        ("mala", "centred"),
+        ("mala", "mixed"),
+        ("hmc", "centred"),
+        pytest.param("nuts", "centred", marks=pytest.mark.slow),
+    ],
 )
 def test_the_expected_message_is_the_gradient_of_the_marginal_likelihood(kernel, score):
     """Fisher's identity for β and φ; 5 standard errors over independent chains."""
@@ -89,6 +95,7 @@ def test_the_gradient_in_the_body_is_exact_given_the_states():
         np.testing.assert_allclose(gradient, np.mean(each, axis=0), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow  # test_features.py has it for a network alone
 def test_features_change_nothing_but_the_time(monkeypatch):
     """The same messages from a network that does not split."""
     method = FedPop(kernel="mala", steps=6, burn_in=2)
@@ -124,7 +131,9 @@ def many_posteriors(method, down, data, num):
 EXACT = FedPop(kernel="mala", leapfrog=6, chains=1, warm_up=60, samples=1)
 
 
-@pytest.mark.parametrize("kernel", ["mala", "hmc", "nuts"])
+@pytest.mark.parametrize(
+    "kernel", ["mala", pytest.param("hmc", marks=pytest.mark.slow), pytest.param("nuts", marks=pytest.mark.slow)]
+)
 def test_personal_draws_have_the_posterior_mean_and_covariance(kernel):
     """5 standard errors over independent chains, of which the last draw counts."""
     method, num = replace(EXACT, kernel=kernel), 1500

@@ -26,8 +26,8 @@ METHODS = {
 }
 
 
-# A chain without acceptance steps needs thousands of them.
-KERNELS = ["mala", pytest.param("ula", marks=pytest.mark.slow)]
+pytestmark = pytest.mark.slow  # thousands of steps for thousands of clients
+KERNELS = ["mala", "ula"]
 
 
 @cache

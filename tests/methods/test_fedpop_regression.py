@@ -77,6 +77,7 @@ def schools():
     return priory.data.load("eight_schools").partition("natural", test=0.0)
 
 
+@pytest.mark.slow  # a thousand rounds
 def test_eight_schools_say_that_sigma_collapsed():
     """And every school has the pooled mean, Σ(y/s²)/Σ(1/s²)."""
     method = FedPop(**CHAINS, score="mixed", prior_step_size=0.05, prior_sd=5.0)
@@ -95,6 +96,7 @@ def schools_at_the_mode() -> tuple[Effects, float, float]:
     return found, found.population.mean[0, 0], found.population.sd[0, 0]
 
 
+@pytest.mark.slow  # a thousand rounds
 def test_a_gamma_prior_leaves_the_mode_of_the_penalised_likelihood():
     data = schools()
 

@@ -409,6 +409,7 @@ def test_the_logits_are_those_of_both_classifiers_and_their_biases():
     np.testing.assert_allclose(found, expected + np.asarray(local.bias), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow  # test_laws.py predicts, and the test below draws
 @pytest.mark.parametrize("gamma", [None, 1.0])
 def test_samples_predict_as_the_networks_that_are_drawn(gamma):
     method = replace(METHOD, samples=5, gamma=gamma)
@@ -463,6 +464,7 @@ def test_the_divergence_of_theta_counts_gamma_over_all_examples(reduction, size)
     np.testing.assert_allclose(some[0] - none[0], size * 30.0 / TASK.num_examples * divergence, rtol=1e-4)
 
 
+@pytest.mark.slow  # two long visits; the divergence itself is tested below
 def test_training_pulls_q_of_theta_towards_its_prior_as_gamma_says():
     kls = {}
     for gamma in (0.0, 15.0):
@@ -556,8 +558,15 @@ EPOCHS, STEPS = (
 )
 
 
-@pytest.mark.parametrize("method", [EPOCHS, STEPS], ids=["epochs", "steps"])
-@pytest.mark.parametrize("task", [DROPPED, NORMED], ids=["dropout", "batch norm"])
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [
+        pytest.param(DROPPED, EPOCHS, id="dropout-epochs"),
+        pytest.param(NORMED, STEPS, id="batch norm-steps"),
+        pytest.param(DROPPED, STEPS, id="dropout-steps", marks=pytest.mark.slow),
+        pytest.param(NORMED, EPOCHS, id="batch norm-epochs", marks=pytest.mark.slow),
+    ],
+)
 def test_a_client_learns_the_same_whatever_the_capacity_of_its_shard(task, method):
     """In a simulation the capacity is that of the largest client, behind a network its own."""
     down = down_of(method, task)

@@ -60,7 +60,7 @@ def regression(form):
     return priory.simulate(method, data, rounds=60, model=MODELS[form], eval_every=15, seed=0, **settings)
 
 
-AT_ONCE = ("gaussian over theta, samples, sum", "a third is support, momentum")  # tests below look at these
+AT_ONCE = ("a third is support, momentum",)  # a test below looks at it
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_where_inputs_tell_the_context_personal_models_beat_the_global_one():
     assert run.newcomers.accuracy == run.newcomers_unlabelled.accuracy
 
 
-@pytest.fixture(params=[pytest.param("point", marks=pytest.mark.slow), "gaussian"])
+@pytest.fixture(params=[pytest.param(form, marks=pytest.mark.slow) for form in ("point", "gaussian")])
 def told(request):
     return plain() if request.param == "point" else regression("gaussian over theta, samples, sum")
 
@@ -137,11 +137,13 @@ def test_a_client_with_one_example_is_skipped_and_the_user_is_told():
     assert run.extra["advice"]
 
 
+@pytest.mark.slow  # a run of its own; test_fedvi.py has it for one visit
 def test_with_overlap_nobody_is_skipped():
     run = priory.simulate(FedVI(overlap=True, **QUICK), little(), rounds=2, model="linear", eval_every=0)
     assert "advice" not in run.extra
 
 
+@pytest.mark.slow  # a run of its own; test_fedvi.py has it for one visit
 def test_a_federation_of_clients_with_one_example_leaves_the_server_where_it_was():
     with pytest.warns(AdviceWarning, match="100% of a round's clients"):
         runs = [

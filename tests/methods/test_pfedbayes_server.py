@@ -166,6 +166,7 @@ def run(federation):
     return priory.simulate(RUN, federation, model="linear", rounds=1, cohort=2, active=5, seed=0, eval_every=0)
 
 
+@pytest.mark.slow  # a whole run; tests/engine/test_rounds.py has who is active
 def test_all_clients_run_and_two_of_them_make_the_prior(run):
     root = rng.root(0)
     server = init(RUN, run.task, rng.key(root, rng.Stream.INIT))
@@ -184,11 +185,13 @@ def test_all_clients_run_and_two_of_them_make_the_prior(run):
     assert sum(fits) == 1
 
 
+@pytest.mark.slow  # needs the run of the test above
 def test_a_run_counts_two_numbers_a_weight_each_way(run):
     weights = 3 + 1 + 1  # a kernel, a bias and the logarithm of the noise
     assert run.communication == {"down_bytes": 2 * weights * 4, "up_bytes": 2 * weights * 4}
 
 
+@pytest.mark.slow  # needs the run of the test above
 def test_a_client_that_never_took_part_is_onboarded_from_the_prior(run, federation):
     assert len(run.newcomers.per_client["rmse"]) == 1
     own = federation.rows(5, "train")

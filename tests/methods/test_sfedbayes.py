@@ -60,7 +60,11 @@ def test_it_offers_every_optional_part_of_the_protocol():
 
 @pytest.mark.parametrize(
     ("draw", "samples", "stateful"),
-    [("weights", 1, True), pytest.param("weights", 2, False, marks=pytest.mark.slow), ("layers", 1, False)],
+    [
+        ("weights", 1, True),
+        pytest.param("weights", 2, False, marks=pytest.mark.slow),
+        pytest.param("layers", 1, False, marks=pytest.mark.slow),
+    ],
 )
 def test_with_lambda_one_it_is_pfedbayes(draw, samples, stateful):
     """λ = 1 − 1e-6, so to six digits: the loss, the posterior that is kept, and what is sent."""
@@ -88,6 +92,7 @@ def test_with_lambda_one_predictions_are_those_of_pfedbayes():
     assert_close(*outputs)
 
 
+@pytest.mark.slow  # test_noisy.py has it for one layer
 def test_drawing_outputs_of_layers_leaves_expected_gradients_as_they_are():
     """One sgd step from the prior, where only the likelihood has a slope: 2000 of each, means within 5 SE."""
     num = 2000
@@ -148,7 +153,9 @@ def test_a_certain_weight_is_left_a_doubt_on_the_server(sent, inclusion):
     np.testing.assert_allclose(expit(new.weights.logit["w"]), [inclusion], rtol=1e-3)
 
 
-@pytest.mark.parametrize("tol", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(
+    "tol", [0.5, pytest.param(0.1, marks=pytest.mark.slow), pytest.param(0.9, marks=pytest.mark.slow)]
+)
 def test_a_weight_that_is_not_sent_counts_as_zero_inclusion_where_it_stood(tol):
     server = spread_server(METHOD)
     whole, cut = sent_by(METHOD, server), sent_by(replace(METHOD, tol=tol), server)

@@ -35,6 +35,7 @@ def test_a_run_with_other_settings_does_not_count(tiny, table, tmp_path):
         assert first(other, tmp_path).kept() is None, part
 
 
+@pytest.mark.slow  # runs that no other test shares
 def test_a_run_that_was_scored_more_often_than_is_asked_counts_and_has_the_same_numbers(table, tmp_path):
     table["row"] = [{"key": "b", "method": "sfedbayes", "set": {"steps": 1, "samples": 2}, "blocks": ["one"]}]
     table["run"]["rounds"] = 4
