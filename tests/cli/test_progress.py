@@ -1,0 +1,71 @@
+"""What a person sees while a run is under way."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from priory.cli import progress
+
+LINE = {"round": 4, "personal": {"accuracy": 0.91, "nll": 0.3}, "seconds": {"train": 1.5, "evaluate": 0.5}}
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """Makes a terminal of some width, or a file, and returns what is written to it."""
+
+    def make(is_terminal: bool, width: int = 120) -> io.StringIO:
+        text = io.StringIO()
+        how = {"force_terminal": is_terminal, "width": width, "color_system": None, "legacy_windows": False}
+        monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=text, **how))
+        return text
+
+    return make
+
+
+def last_bar(text: io.StringIO) -> str:
+    return [line for line in text.getvalue().splitlines() if "/10" in line][-1]
+
+
+def test_a_bar_shows_rounds_pace_scores_and_loss(screen, monkeypatch):
+    text = screen(is_terminal=True)
+    clock = iter([0.0, 2.0, 10.0, 11.0])  # two blocks, an evaluation that takes 8 s, a third block
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
+    with progress.watching("ditto") as bar:
+        bar.advanced(2, 10, {"loss": 0.75})
+        bar.advanced(4, 10, {"loss": 0.5})
+        bar.evaluated(LINE)
+        bar.advanced(9, 10, {"loss": 0.25})
+    last = last_bar(text)
+    assert "ditto" in last
+    assert "9/10" in last
+    assert "2.3 rounds/s" in last  # 7 rounds in 2 + 1 seconds: neither the first block, which compiles, nor scoring
+    assert "personal 0.910 loss 0.250" in last
+
+
+def test_a_bar_on_a_narrow_terminal_leaves_out_the_loss_and_the_end_of_the_name(screen):
+    text = screen(is_terminal=True, width=progress.NARROW - 1)
+    with progress.watching("a method with a very long name") as bar:
+        bar.evaluated(LINE)
+        bar.advanced(4, 10, {"loss": 0.5})
+    last = last_bar(text)
+    assert "a method with a…" in last
+    assert "personal 0.910" in last
+    assert "loss" not in last
+
+
+def test_a_file_gets_one_line_for_each_evaluation(screen):
+    text = screen(is_terminal=False)
+    with progress.watching("ditto") as lines:
+        lines.advanced(4, 10, {"loss": 0.5})
+        lines.evaluated(LINE)
+    assert text.getvalue() == "ditto  round 4/10  personal accuracy 0.910 nll 0.300  2.0 s\n"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_rounds_are_counted_on_a_terminal_only(screen, is_terminal):
+    text = screen(is_terminal)
+    with progress.counting("audit") as count:
+        count(3, 8)
+    assert ("3/8 rounds" in text.getvalue()) == is_terminal
+    assert is_terminal or not text.getvalue()
