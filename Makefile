@@ -21,8 +21,8 @@ demo: $(INSTALLED) ## train several methods on the embedded digits, print one ta
 test: $(INSTALLED) ## run the fast tests on two workers
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m "not slow" --budget --durations=10
 
-slow: $(SIMULATION_INSTALLED) ## run the tests that take minutes, on real Flower among them; under an hour
-	PRIORY_TEST_OPTIMISED=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
+slow: $(SIMULATION_INSTALLED) ## run the tests that take minutes, on real Flower among them; 45 minutes
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
 
 digests: $(INSTALLED) ## compare what every method computes with the digests in tests/digests, to the bit on a like machine
 	$(BIN)/python -m tests.digests.record

@@ -15,9 +15,9 @@ import jax.monitoring
 import pytest
 
 # 25 % above what was measured with an empty cache. Raise one only together with a reason in the commit.
-MOST_COMPILATIONS = 6_550
-MOST_CPU_SECONDS = 1_820
-YARDSTICK_SECONDS = 0.13  # of `yardstick` on the machine where the CPU seconds were measured
+MOST_COMPILATIONS = 6_120
+MOST_CPU_SECONDS = 2_170
+YARDSTICK_SECONDS = 0.14  # of `yardstick` on the machine where the CPU seconds were measured
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 KEY = "priory_cost"

@@ -1,9 +1,8 @@
 """Settings of the whole suite: strict JAX, two CPU devices, quick compilation, compiled code kept between runs.
 
 Compiling takes longer than everything else, so the tests ask XLA for plain code: it compiles in a quarter of the time.
-A test that runs long loops is marked `optimised`. `PRIORY_TEST_OPTIMISED=1` compiles everything as users do, and
-`make slow` sets it. Compiled code is kept outside the working tree, next to that of the command line, so that a second
-clone reuses it.
+A test that runs long loops is marked `optimised`. `PRIORY_TEST_OPTIMISED=1` compiles everything as users do. Compiled
+code is kept outside the working tree, next to that of the command line, so that a second clone reuses it.
 """
 
 import gc
