@@ -96,10 +96,13 @@ def to_table(struct: Any) -> dict[str, Any]:
 
 
 def from_table(cls: type[Any], table: dict[str, Any]) -> Any:
-    """The (nested) dataclass of a table; fields that the table leaves out keep their defaults."""
+    """Return the (nested) dataclass of a table; fields that the table leaves out keep their defaults.
+
+    A method may name other values in `legacy_settings`: those that runs had before a setting existed.
+    """
     default = cls()
     known = {field.name: getattr(default, field.name) for field in dataclasses.fields(cls)}
-    values = {}
+    values = dict(getattr(cls, "legacy_settings", {}))
     for name, value in table.items():
         if name not in known:
             raise UsageError(f"{name} is not a field of {cls.__name__}; choose from {', '.join(known)}.")

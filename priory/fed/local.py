@@ -19,6 +19,7 @@ from priory.models.model import Params
 
 Carry = TypeVar("Carry")
 Objective = Callable[[Params, Batch, Key], tuple[Array, Any]]
+Proximal = Literal["implicit", "explicit"]
 
 
 @struct
@@ -46,15 +47,14 @@ class Optimiser:
             "adam": optax.scale_by_adam,
             "rmsprop": optax.scale_by_rms,
         }
+        implicit = self.kind == "sgd" and pull is not None and pull.proximal == "implicit"
         return optax.chain(
             optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip),
-            pull.gradient() if pull is not None and self.kind != "sgd" else optax.identity(),
+            pull.gradient() if pull and not implicit else optax.identity(),
             scalings[self.kind](),
             optax.add_decayed_weights(self.weight_decay),
             optax.scale_by_learning_rate(self.step_size),
-            pull.implicit(self.step_size / (1 - self.momentum))
-            if pull is not None and self.kind == "sgd"
-            else optax.identity(),
+            pull.implicit(self.step_size / (1 - self.momentum)) if pull and implicit else optax.identity(),
         )
 
     def check(self) -> None:
@@ -99,19 +99,21 @@ class Work:
 
 @dataclass(frozen=True)
 class Pull:
-    """A quadratic penalty ½ Σ_j strength_j (w_j − centre_j)² beside the loss of a fit, stable at any strength.
+    """A quadratic penalty ½ Σ_j strength_j (w_j − centre_j)² beside the loss of a fit.
 
     Sgd takes it as an implicit step after that of the loss, w ← (w + ηs·c)/(1 + ηs), with the rate η/(1 − momentum)
-    that momentum gives the loss, so that both have their optimum in the same place. Adam and RMSprop bound their steps
-    by themselves and see its gradient. Lives inside one trace.
+    that momentum gives the loss, so that both have their optimum in the same place; it is stable at any strength. Adam
+    and RMSprop bound their steps by themselves and see its gradient. Lives inside one trace.
 
     Attributes:
         centre: Where the weights are pulled, as a function of where they are.
         strength: A number for each weight, or one for each leaf.
+        proximal: How sgd takes the penalty; "explicit" adds its gradient to that of the loss.
     """
 
     centre: Callable[[Any], Any]
     strength: Any
+    proximal: Proximal = "implicit"
 
     def gradient(self) -> optax.GradientTransformation:
         """The transform that adds the gradient of the penalty."""

@@ -6,22 +6,25 @@ Server keeps   w^t   the global weights; broadcast as they are
 Client keeps   v_k   its personal weights
 Client sends   w_k   its copy of the global weights after local training, weighted by n_k
 
-The personal steps v ← v − η(∇F_k(v) + λ(v − w^t)) of Algorithm 1 use as many minibatches as the global ones. λ = 0 is
-local training from the first broadcast; λ → ∞ the global model.
+The personal steps of Algorithm 1 use as many minibatches as the global ones. λ = 0 is local training from the first
+broadcast; λ → ∞ the global model.
+
+Differs from the paper: with sgd the pull is an implicit step, as in FedHB and pFedMe; `proximal = "explicit"` is the
+printed v ← v − η(∇F_k(v) + λ(v − w^t)).
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 from jax import Array
 
 from priory.core import trees
 from priory.core.rng import Key
-from priory.core.struct import struct
-from priory.fed.checks import at_least
-from priory.fed.local import Optimiser, Work, fit
+from priory.core.struct import static, struct
+from priory.fed.checks import at_least, choices
+from priory.fed.local import Optimiser, Proximal, Pull, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
-from priory.fed.shard import Batch, Shard
+from priory.fed.shard import Shard
 from priory.models.model import Params
 
 
@@ -30,18 +33,23 @@ class Ditto:
     """Ditto.
 
     Attributes:
-        lam: λ in eq. (Ditto), the pull of the personal weights towards the global ones; keep η·λ below 2.
+        lam: λ in eq. (Ditto), the pull of the personal weights towards the global ones.
+        proximal: How sgd takes the pull: as an implicit step after that of the loss, or as part of the gradient, where
+            momentum sums it and η·λ must stay below 2.
         optimiser: Local solver of both models.
         work: Local work of a round, done once for each model.
     """
 
     lam: float = 1.0
+    proximal: Proximal = static(default="implicit")
     optimiser: Optimiser = Optimiser()
     work: Work = Work()
 
     linear: ClassVar[bool] = True
+    legacy_settings: ClassVar[dict[str, str]] = {"proximal": "explicit"}  # of runs from before the setting existed
 
     def check(self) -> None:
+        choices(self)
         at_least("lam", self.lam, 0)
         self.optimiser.check()
         self.work.check()
@@ -61,13 +69,10 @@ class Ditto:
     ) -> tuple[Params, Message[Params], Info]:
         key_global, key_personal = jax.random.split(key)
 
-        def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
-            nll, stats = task.nll(params, batch, key)
-            drift = trees.norm_squared(trees.sub(params.weights, down.weights))
-            return nll + 0.5 * self.lam * drift, stats  # h_k of eq. (Ditto)
-
+        strength = jax.tree.map(lambda _: self.lam, down.weights)
+        pull = Pull(lambda _: down.weights, strength, self.proximal)  # λ/2 ‖v − w^t‖² of eq. (Ditto)
         params, loss = fit(task.nll, down, data, self.optimiser, self.work, key_global)
-        personal, _ = fit(objective, client, data, self.optimiser, self.work, key_personal)
+        personal, _ = fit(task.nll, client, data, self.optimiser, self.work, key_personal, pull)
         drift = trees.norm(trees.sub(personal.weights, down.weights))
         return personal, Message(params, weight=data.count.astype("float32")), {"loss": loss, "drift": drift}
 

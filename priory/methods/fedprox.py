@@ -7,20 +7,22 @@ Client keeps   nothing
 Client sends   w_k   its weights after local training, weighted by n_k
 
 Differs from the paper: clients are drawn uniformly and weighted by n_k; Algorithm 2 draws them with probability n_k/n
-and averages plainly.
+and averages plainly. The paper leaves the local solver open; here sgd takes the penalty as an implicit step, as FedHB
+does, so that a comparison of the two compares priors and not solvers (`proximal`).
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import jax
 from jax import Array
 
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
-from priory.fed.checks import at_least, positive
-from priory.fed.local import Optimiser, Work, fit
+from priory.fed.checks import at_least, choices, positive
+from priory.fed.local import Optimiser, Proximal, Pull, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
-from priory.fed.shard import Batch, Shard
+from priory.fed.shard import Shard
 from priory.models.model import Params
 
 
@@ -30,6 +32,8 @@ class FedProx:
 
     Attributes:
         mu: μ in eq. (2), the pull towards the global weights; 0 recovers FedAvg.
+        proximal: How sgd takes the pull: as an implicit step after that of the loss, or as part of the gradient, where
+            momentum sums it and η·μ must stay below 2.
         optimiser: Local solver. The paper leaves it open.
         work: Local work of a round.
         finetune_epochs: Passes over a client's data that make its personal model; 0 keeps the global one.
@@ -37,14 +41,17 @@ class FedProx:
     """
 
     mu: float = 0.01
+    proximal: Proximal = static(default="implicit")
     optimiser: Optimiser = Optimiser()
     work: Work = Work()
     finetune_epochs: int = static(default=5)
     finetune_step_size: float = 0.01
 
     linear: ClassVar[bool] = True
+    legacy_settings: ClassVar[dict[str, str]] = {"proximal": "explicit"}  # of runs from before the setting existed
 
     def check(self) -> None:
+        choices(self)
         at_least("mu", self.mu, 0)
         self.optimiser.check()
         self.work.check()
@@ -64,12 +71,9 @@ class FedProx:
     def client_update(
         self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key
     ) -> tuple[tuple[()], Message[Params], Info]:
-        def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
-            nll, stats = task.nll(params, batch, key)
-            drift = trees.norm_squared(trees.sub(params.weights, down.weights))
-            return nll + 0.5 * self.mu * drift, stats  # eq. (2)
-
-        params, loss = fit(objective, down, data, self.optimiser, self.work, key)
+        strength = jax.tree.map(lambda _: self.mu, down.weights)
+        pull = Pull(lambda _: down.weights, strength, self.proximal)  # μ/2 ‖w − w^t‖² of eq. (2)
+        params, loss = fit(task.nll, down, data, self.optimiser, self.work, key, pull)
         drift = trees.norm(trees.sub(params.weights, down.weights))
         return client, Message(params, weight=data.count.astype("float32")), {"loss": loss, "drift": drift}
 

@@ -12,11 +12,12 @@ from tests.methods.problems import constant_shards, quadratic_task, tiny_shards,
 from tests.methods.verbs import parameters, updated
 
 
+@pytest.mark.parametrize("proximal", ["implicit", "explicit"])
 @pytest.mark.parametrize("lam", [0.0, 0.5, 4.0])
-def test_the_personal_optimum_is_pulled_to_the_global_weights(lam):
+def test_the_personal_optimum_is_pulled_to_the_global_weights(lam, proximal):
     centre, start = 3.0, 1.0
     down = Params({"body": jnp.float32(start), "head": jnp.float32(0)})
-    method = Ditto(lam=lam, optimiser=Optimiser(step_size=0.1), work=Work(steps=300))
+    method = Ditto(lam=lam, proximal=proximal, optimiser=Optimiser(step_size=0.1), work=Work(steps=300))
     personal, _, _ = updated(
         method, quadratic_task(), down, down, constant_shards(centre).of(jnp.int32(0)), rng.root(0)
     )

@@ -35,6 +35,18 @@ def test_a_run_with_other_settings_does_not_count(tiny, table, tmp_path):
         assert first(other, tmp_path).kept() is None, part
 
 
+def test_a_run_from_before_a_setting_existed_counts_only_with_the_value_that_it_had(tiny, table, tmp_path):
+    (prox,) = (cell for cell in cells_of(tiny, tmp_path) if cell.row.key == "prox" and cell.seed == 0)
+    found = prox.run(Federations())
+    assert found is not None
+    assert found["manifest"]["method"].pop("proximal") == "implicit"
+    prox.path.write_text(json.dumps(found))
+    assert prox.kept() is None
+    table["row"][1]["set"]["proximal"] = "explicit"
+    explicit = definition.parse("digits-table-0", table)
+    assert [cell.kept() for cell in cells_of(explicit, tmp_path) if cell.path == prox.path] == [found]
+
+
 @pytest.mark.slow  # runs that no other test shares
 def test_a_run_that_was_scored_more_often_than_is_asked_counts_and_has_the_same_numbers(table, tmp_path):
     table["row"] = [{"key": "b", "method": "sfedbayes", "set": {"steps": 1, "samples": 2}, "blocks": ["one"]}]
