@@ -1,6 +1,6 @@
 """Skeleton: copy this file to `priory/methods/NAME.py`, change what differs, and register it.
 
-Author et al., Title, Venue Year, arXiv:0000.00000.
+Author et al., Title, Venue 2000, arXiv:0000.00000.
 
 Server keeps   w^t   the global weights; broadcast as they are
 Client keeps   v_k   a running mean of its own weights
@@ -16,6 +16,7 @@ from jax import Array
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import static, struct
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least
 from priory.fed.local import Optimiser, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
@@ -39,6 +40,11 @@ class Skeleton:
     optimiser: Optimiser = Optimiser()
     work: Work = Work()
 
+    about: ClassVar[About] = About(  # a row of `priory methods`
+        paper=Paper("Author et al.", "Title", 2000, venue="Venue", arxiv="0000.00000"),  # or "baseline"
+        keeps="a running mean of its weights",
+        sends="its weights",
+    )
     linear: ClassVar[bool] = True  # `aggregate` needs only the weighted mean (law 3)
 
     def check(self) -> None:

@@ -78,6 +78,12 @@ def test_the_readme_names_every_method():
     assert [name for name in REGISTRY if f"| `{name}` |" not in text] == []
 
 
+@pytest.mark.parametrize("name", REGISTRY)
+def test_the_readme_cites_the_paper_that_a_method_declares(name):
+    cited = str(REGISTRY[name].about.paper).split(", ")[0]
+    assert f"| `{name}` | {cited} |" in (ROOT / "README.md").read_text()
+
+
 def test_the_version_is_the_same_everywhere():
     pyproject = (ROOT / "pyproject.toml").read_text()
     assert f'version = "{priory.__version__}"' in pyproject

@@ -8,9 +8,7 @@ from priory.cli import flags
 
 def methods(argv: Sequence[str]) -> int:
     """The exit code of `priory methods`."""
-    flags.parse(
-        {}, argv, prog="priory methods", text="List the methods: paper, what stays on the client, what travels."
-    )
+    flags.parse({}, argv, prog="priory methods", text="List the methods: paper, what a client keeps and what it sends.")
     console = report.console()
     console.print(report.methods_table())
     console.print("\n`priory run METHOD --help` lists the hyper-parameters of a method.")

@@ -27,6 +27,7 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import static, struct
+from priory.fed.about import About, Paper
 from priory.fed.local import Optimiser, Work, each_batch
 from priory.fed.method import Info, Message, Predictive, Task, point
 from priory.fed.shard import Batch, Shard
@@ -63,6 +64,11 @@ class APFL:
     optimiser: Optimiser = Optimiser()
     work: Work = Work()
 
+    about: ClassVar[About] = About(
+        paper=Paper("Deng et al.", "Adaptive Personalized Federated Learning", 2020, arxiv="2003.13461"),
+        keeps="its own weights and their share in the mixture",
+        sends="its copy of the global weights",
+    )
     linear: ClassVar[bool] = True
 
     def check(self) -> None:

@@ -45,6 +45,7 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed import alternate, clusters
+from priory.fed.about import About, Paper
 from priory.fed.alternate import Belief, Personal, fresh
 from priory.fed.certified import own_statistics
 from priory.fed.checks import at_least
@@ -123,6 +124,16 @@ class CFedBayes:
     optimiser: Optimiser = Optimiser("adam", 0.001)
     work: Work = Work(steps=20, batch_size=50)
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Zhang et al.",
+            "Federated Learning via Variational Bayesian Inference: Personalization, Sparsity and Clustering",
+            2023,
+            arxiv="2303.04345",
+        ),
+        keeps="its Gaussian posterior, optimiser state and cluster (the cluster only if stateful is off)",
+        sends="its copy of the cluster's Gaussian prior and the number of its cluster",
+    )
     linear: ClassVar[bool] = False
     certifies: ClassVar[str] = "the client's Gaussian, under the equal mixture of all priors"
 

@@ -21,6 +21,7 @@ from jax import Array
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import static, struct
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, choices
 from priory.fed.local import Optimiser, Proximal, Pull, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
@@ -45,6 +46,17 @@ class Ditto:
     optimiser: Optimiser = Optimiser()
     work: Work = Work()
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Li et al.",
+            "Ditto: Fair and Robust Federated Learning Through Personalization",
+            2021,
+            venue="ICML",
+            arxiv="2012.04221",
+        ),
+        keeps="its personal weights",
+        sends="its copy of the global weights",
+    )
     linear: ClassVar[bool] = True
     legacy_settings: ClassVar[dict[str, str]] = {"proximal": "explicit"}  # of runs from before the setting existed
 

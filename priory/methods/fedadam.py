@@ -21,6 +21,7 @@ from jax import Array
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed import adaptive
+from priory.fed.about import About, Paper
 from priory.fed.adaptive import Server
 from priory.fed.checks import at_least, positive
 from priory.fed.local import Optimiser, Work, fit
@@ -53,6 +54,11 @@ class FedAdam:
     finetune_epochs: int = static(default=5)
     finetune_step_size: float = 0.01
 
+    about: ClassVar[About] = About(
+        paper=Paper("Reddi et al.", "Adaptive Federated Optimization", 2021, venue="ICLR", arxiv="2003.00295"),
+        keeps="nothing",
+        sends="its weights",
+    )
     linear: ClassVar[bool] = True
 
     def check(self) -> None:

@@ -17,6 +17,7 @@ from jax import Array
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, positive
 from priory.fed.local import Optimiser, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
@@ -40,6 +41,17 @@ class FedAvg:
     finetune_epochs: int = static(default=5)
     finetune_step_size: float = 0.01
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "McMahan et al.",
+            "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+            2017,
+            venue="AISTATS",
+            arxiv="1602.05629",
+        ),
+        keeps="nothing",
+        sends="its weights",
+    )
     linear: ClassVar[bool] = True
 
     def check(self) -> None:

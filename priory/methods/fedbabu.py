@@ -17,6 +17,7 @@ from jax import Array
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
@@ -42,6 +43,17 @@ class FedBABU:
     finetune_epochs: int = static(default=5)
     finetune_step_size: float = 0.01
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Oh et al.",
+            "FedBABU: Toward Enhanced Representation for Federated Image Classification",
+            2022,
+            venue="ICLR",
+            arxiv="2106.06042",
+        ),
+        keeps="nothing",
+        sends="its body (all layers below the head)",
+    )
     linear: ClassVar[bool] = True
 
     def check(self) -> None:

@@ -38,6 +38,7 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed import public
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser, Work, each_batch, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
@@ -82,6 +83,17 @@ class FedBE:
     finetune_epochs: int = static(default=5)
     finetune_step_size: float = 0.01
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Chen and Chao",
+            "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning",
+            2021,
+            venue="ICLR",
+            arxiv="2009.01974",
+        ),
+        keeps="nothing",
+        sends="its weights",
+    )
     linear: ClassVar[bool] = False
 
     def check(self) -> None:

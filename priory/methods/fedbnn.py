@@ -34,7 +34,7 @@ What the paper leaves open, and what is done here (docs/methods/fedbnn.md has th
 """
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,7 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed import alternate, public
+from priory.fed.about import About, Paper
 from priory.fed.alternate import Belief
 from priory.fed.checks import at_least, choices, finite, positive
 from priory.fed.local import Optimiser, Work, each_batch, fit
@@ -131,6 +132,18 @@ class FedBNN:
     samples: int = static(default=4)
     optimiser: Optimiser = Optimiser("adam", 0.001)
     work: Work = Work(batch_size=50)
+
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Makhija et al.",
+            "A Bayesian Approach for Personalized Federated Learning in Heterogeneous Settings",
+            2024,
+            venue="NeurIPS",
+            arxiv="2306.07959",
+        ),
+        keeps="its Gaussian posterior and the probabilities it sent last",
+        sends="class probabilities on the public inputs",
+    )
 
     @property
     def linear(self) -> bool:

@@ -34,6 +34,7 @@ from jax import Array
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, positive
 from priory.fed.local import Optimiser, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task
@@ -72,6 +73,17 @@ class FedEM:
     finetune_epochs: int = static(default=0)
     finetune_step_size: float = 0.01
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Marfoq et al.",
+            "Federated Multi-Task Learning under a Mixture of Distributions",
+            2021,
+            venue="NeurIPS",
+            arxiv="2108.10252",
+        ),
+        keeps="its mixture weights",
+        sends="its copies of the M components",
+    )
     linear: ClassVar[bool] = True
 
     def check(self) -> None:

@@ -45,6 +45,7 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
+from priory.fed.about import About, Paper
 from priory.fed.certified import own_statistics, trained_head
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser, Pull, Work, fit, total_nll
@@ -136,6 +137,13 @@ class FedHBMixture:
     finetune_epochs: int = static(default=5)
     finetune_step_size: float = 0.01
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Kim and Hospedales", "A Hierarchical Bayesian Approach to Federated Learning", 2023, arxiv="2305.04979"
+        ),
+        keeps="nothing (its weights if start is last)",
+        sends="its weights and gate (its shares of the prototypes if linear is on)",
+    )
     certifies: ClassVar[str] = "N(m, σ²) around the client's network m, σ² being `variance`, and not m itself"
 
     def check(self) -> None:

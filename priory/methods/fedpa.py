@@ -31,6 +31,7 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, positive
 from priory.fed.local import Optimiser, Work, each_batch, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
@@ -84,6 +85,17 @@ class FedPA:
     finetune_epochs: int = static(default=5)
     finetune_step_size: float = 0.01
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Al-Shedivat et al.",
+            "Federated Learning via Posterior Averaging: A New Perspective and Practical Algorithms",
+            2021,
+            venue="ICLR",
+            arxiv="2010.05273",
+        ),
+        keeps="nothing",
+        sends="weights after a step corrected by its posterior covariance",
+    )
     linear: ClassVar[bool] = True
 
     def check(self) -> None:

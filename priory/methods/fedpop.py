@@ -54,6 +54,7 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed import mixed
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser
 from priory.fed.method import Certified, Info, Message, Predictive, Task
@@ -189,6 +190,17 @@ class FedPop:
     prior_step_size: float = 0.01
     optimiser: Optimiser = Optimiser("adam", 0.001)
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Kotelevskii et al.",
+            "FedPop: A Bayesian Approach for Personalised Federated Learning",
+            2022,
+            venue="NeurIPS",
+            arxiv="2206.03611",
+        ),
+        keeps="the last state of its Markov chain (nothing if stateful is off)",
+        sends="gradients for the body and for the prior",
+    )
     linear: ClassVar[bool] = True
     certifies: ClassVar[str] = "a Gaussian with the moments of the draws of z, and not the draws themselves"
 

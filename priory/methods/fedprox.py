@@ -19,6 +19,7 @@ from jax import Array
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser, Proximal, Pull, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
@@ -47,6 +48,13 @@ class FedProx:
     finetune_epochs: int = static(default=5)
     finetune_step_size: float = 0.01
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Li et al.", "Federated Optimization in Heterogeneous Networks", 2020, venue="MLSys", arxiv="1812.06127"
+        ),
+        keeps="nothing",
+        sends="its weights",
+    )
     linear: ClassVar[bool] = True
     legacy_settings: ClassVar[dict[str, str]] = {"proximal": "explicit"}  # of runs from before the setting existed
 

@@ -19,6 +19,7 @@ from jax import Array
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, positive
 from priory.fed.local import Optimiser, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
@@ -42,6 +43,17 @@ class FedRep:
     head_epochs: int = static(default=10)
     finetune_step_size: float = 0.01
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Collins et al.",
+            "Exploiting Shared Representations for Personalized Federated Learning",
+            2021,
+            venue="ICML",
+            arxiv="2102.07078",
+        ),
+        keeps="its head (the last layer)",
+        sends="its body (all layers below the head)",
+    )
     linear: ClassVar[bool] = True
 
     def check(self) -> None:

@@ -47,6 +47,7 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.embedding import Embedding, Layer
 from priory.fed.local import Optimiser, Work, each_batch, fit
@@ -132,6 +133,16 @@ class FedVI:
     optimiser: Optimiser = Optimiser("sgd", 0.02)
     work: Work = Work(batch_size=256)
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Vedadi et al.",
+            "Federated Variational Inference: Towards Improved Personalization and Generalization",
+            2023,
+            arxiv="2305.13672",
+        ),
+        keeps="nothing",
+        sends="its copy of the embedding, posterior constructor and classifier",
+    )
     linear: ClassVar[bool] = True
     certifies: ClassVar[str] = "the client's Gaussian over β, and over the bias one of width σ₀ around its own"
 

@@ -37,6 +37,7 @@ from priory.bayes import mixture
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed import clusters
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.clusters import Assigned
 from priory.fed.local import Optimiser, Work, fit
@@ -65,6 +66,11 @@ class FeSEM:
     finetune_epochs: int = static(default=5)
     finetune_step_size: float = 0.01
 
+    about: ClassVar[About] = About(
+        paper=Paper("Xie et al.", "Multi-Center Federated Learning", 2020, arxiv="2005.01026"),
+        keeps="the number of its cluster",
+        sends="its weights and the number of its cluster",
+    )
     linear: ClassVar[bool] = False
 
     def check(self) -> None:

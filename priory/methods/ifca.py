@@ -31,6 +31,7 @@ from jax import Array
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed import clusters
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.clusters import Assigned
 from priory.fed.local import Optimiser, Work, fit
@@ -59,6 +60,17 @@ class IFCA:
     finetune_epochs: int = static(default=5)
     finetune_step_size: float = 0.01
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Ghosh et al.",
+            "An Efficient Framework for Clustered Federated Learning",
+            2020,
+            venue="NeurIPS",
+            arxiv="2006.04088",
+        ),
+        keeps="the number of its cluster",
+        sends="its weights and the number of its cluster",
+    )
     linear: ClassVar[bool] = False
 
     def check(self) -> None:

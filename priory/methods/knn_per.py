@@ -29,6 +29,7 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import static, struct
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, positive
 from priory.fed.embedding import Embedding
 from priory.fed.local import Optimiser, Work, fit
@@ -88,6 +89,17 @@ class KNNPer:
     optimiser: Optimiser = Optimiser()
     work: Work = Work()
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Marfoq et al.",
+            "Personalized Federated Learning through Local Memorization",
+            2022,
+            venue="ICML",
+            arxiv="2111.09360",
+        ),
+        keeps="nothing; it embeds its examples when it predicts",
+        sends="its weights",
+    )
     linear: ClassVar[bool] = True
 
     def check(self) -> None:

@@ -22,6 +22,7 @@ from jax import Array
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import struct
+from priory.fed.about import About, Paper
 from priory.fed.local import Optimiser, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
 from priory.fed.shard import Shard
@@ -55,6 +56,16 @@ class LGFedAvg:
     optimiser: Optimiser = Optimiser()
     work: Work = Work()
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Liang et al.",
+            "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
+            2020,
+            arxiv="2001.01523",
+        ),
+        keeps="its body (all layers below the head)",
+        sends="its head (the last layer)",
+    )
     linear: ClassVar[bool] = True
 
     def check(self) -> None:

@@ -12,6 +12,7 @@ from jax import Array
 
 from priory.core.rng import Key
 from priory.core.struct import struct
+from priory.fed.about import About
 from priory.fed.local import Optimiser, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
 from priory.fed.shard import Shard
@@ -30,6 +31,7 @@ class Local:
     optimiser: Optimiser = Optimiser()
     work: Work = Work()
 
+    about: ClassVar[About] = About(paper="baseline", keeps="its weights", sends="nothing")
     linear: ClassVar[bool] = True
 
     def check(self) -> None:

@@ -26,6 +26,7 @@ from jax import Array
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import static, struct
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, choices
 from priory.fed.local import Optimiser, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
@@ -51,6 +52,17 @@ class PerFedAvg:
     optimiser: Optimiser = Optimiser()
     work: Work = Work()
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Fallah et al.",
+            "Personalized Federated Learning: A Meta-Learning Approach",
+            2020,
+            venue="NeurIPS",
+            arxiv="2002.07948",
+        ),
+        keeps="nothing",
+        sends="its weights",
+    )
     linear: ClassVar[bool] = True
 
     def check(self) -> None:

@@ -37,6 +37,7 @@ from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed import alternate
+from priory.fed.about import About, Paper
 from priory.fed.alternate import Belief, Personal, fresh
 from priory.fed.certified import own_statistics
 from priory.fed.checks import at_least
@@ -85,6 +86,17 @@ class PFedBayes:
     optimiser: Optimiser = Optimiser("adam", 0.001)
     work: Work = Work(steps=20, batch_size=50)
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Zhang et al.",
+            "Personalized Federated Learning via Variational Bayesian Inference",
+            2022,
+            venue="ICML",
+            arxiv="2206.07977",
+        ),
+        keeps="its Gaussian posterior and optimiser state (nothing if stateful is off)",
+        sends="its copy of the Gaussian prior",
+    )
     linear: ClassVar[bool] = True
     certifies: ClassVar[str] = "the client's Gaussian"
 

@@ -30,6 +30,7 @@ from jax import Array
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import static, struct
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least
 from priory.fed.local import Optimiser, Pull, Work, each_batch
 from priory.fed.method import Info, Message, Predictive, Task, point
@@ -57,6 +58,17 @@ class PFedMe:
     optimiser: Optimiser = Optimiser()
     work: Work = Work(steps=20, batch_size=20)
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Dinh et al.",
+            "Personalized Federated Learning with Moreau Envelopes",
+            2020,
+            venue="NeurIPS",
+            arxiv="2006.08848",
+        ),
+        keeps="nothing",
+        sends="its copy of the global weights",
+    )
     linear: ClassVar[bool] = True
 
     def check(self) -> None:

@@ -15,6 +15,7 @@ from jax import Array
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import struct
+from priory.fed.about import About
 from priory.fed.local import Optimiser, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
 from priory.fed.shard import Shard
@@ -33,6 +34,7 @@ class Pooled:
     optimiser: Optimiser = Optimiser()
     work: Work = Work()
 
+    about: ClassVar[About] = About(paper="baseline", keeps="nothing", sends="its training data")
     linear: ClassVar[bool] = True
     pools: ClassVar[bool] = True  # the runner gives the whole cohort's data to one update
 

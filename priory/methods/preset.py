@@ -26,6 +26,7 @@ from jax import Array
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed import clusters
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, positive
 from priory.fed.clusters import Assigned
 from priory.fed.local import Optimiser, Work, fit
@@ -52,6 +53,13 @@ class Preset:
     finetune_epochs: int = static(default=5)
     finetune_step_size: float = 0.01
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Kim and Hospedales", "A Hierarchical Bayesian Approach to Federated Learning", 2023, arxiv="2305.04979"
+        ),
+        keeps="the number of its group",
+        sends="its weights and the number of its group",
+    )
     linear: ClassVar[bool] = False
 
     def check(self) -> None:

@@ -28,6 +28,7 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
+from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, positive
 from priory.fed.local import Optimiser, Work, fit
 from priory.fed.method import Info, Message, Predictive, Task, point
@@ -68,6 +69,17 @@ class Scaffold:
     finetune_epochs: int = static(default=5)
     finetune_step_size: float = 0.01
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Karimireddy et al.",
+            "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+            2020,
+            venue="ICML",
+            arxiv="1910.06378",
+        ),
+        keeps="its control variate",
+        sends="its weights and the change of its control variate",
+    )
     linear: ClassVar[bool] = False  # c moves by the number of messages, which their total weight need not tell
 
     def check(self) -> None:

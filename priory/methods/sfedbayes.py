@@ -41,6 +41,7 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed import alternate
+from priory.fed.about import About, Paper
 from priory.fed.alternate import Belief, Personal, fresh
 from priory.fed.certified import own_statistics
 from priory.fed.checks import at_least, positive
@@ -99,6 +100,16 @@ class SFedBayes:
     optimiser: Optimiser = Optimiser("adam", 0.001)
     work: Work = Work(steps=20, batch_size=50)
 
+    about: ClassVar[About] = About(
+        paper=Paper(
+            "Zhang et al.",
+            "Federated Learning via Variational Bayesian Inference: Personalization, Sparsity and Clustering",
+            2023,
+            arxiv="2303.04345",
+        ),
+        keeps="nothing (its posterior and optimiser state if stateful is on)",
+        sends="its copy of the spike-and-slab prior",
+    )
     linear: ClassVar[bool] = True
     certifies: ClassVar[str] = "the client's Gaussian with gates, whichever way `prediction` predicts"
 

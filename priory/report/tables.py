@@ -1,7 +1,6 @@
 """Text tables from the records of runs: one run, a comparison, a tuning, the methods, the data sets."""
 
 import math
-import re
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -231,11 +230,12 @@ def tuning_table(settings: Sequence[dict[str, Any]], by: str, most: int) -> Tabl
 
 
 def methods_table() -> Table:
-    """Every registered method: its paper, what stays on the client and what it sends."""
-    table = _table("method", "paper", "stays on the client", "client sends", wrap=True)
+    """Every registered method: its paper, what a client keeps and what it sends."""
+    table = _table("method", "paper", "client keeps", "client sends", wrap=True)
+    table.columns[1].no_wrap = True  # two lines, broken below, so that no citation is cut in a narrow terminal
     for name, cls in methods.REGISTRY.items():
-        text = sys.modules[cls.__module__].__doc__ or ""
-        table.add_row(name, _paper(text), _entry(text, "Client keeps"), _entry(text, "Client sends"))
+        about = cls.about
+        table.add_row(name, str(about.paper).replace(", ", ",\n", 1), about.keeps, about.sends)
     return table
 
 
@@ -262,23 +262,6 @@ def _table(first: str, *others: str, wrap: bool = False) -> Table:
     for name in others:
         table.add_column(name, justify="left" if wrap else "right", overflow="fold")
     return table
-
-
-def _paper(text: str) -> str:
-    """Authors, venue and arXiv number from the paragraph under a module's title."""
-    paragraphs = text.split("\n\n")
-    cited = " ".join(paragraphs[1].split()) if len(paragraphs) > 1 else ""
-    match = re.fullmatch(r"(.+? et al\.|[^,]+), .+, ([\w .&]+ \d{4}), (arXiv:[\d.]+?)\.?", cited)
-    return f"{match[1]}, {match[2]}, {match[3]}" if match else "–"
-
-
-def _entry(text: str, name: str) -> str:
-    """What a module's docstring says behind `Client keeps`, lines that go on included."""
-    match = re.search(rf"^{name}\s+(.+(?:\n[ ]+\S.*)*)", text, re.MULTILINE)
-    if match is None:
-        return "–"
-    words = [" ".join(part.split()) for part in re.split(r"\s{2,}", match[1], maxsplit=1)]
-    return ", ".join(words)
 
 
 def _is_regression(summaries: list[dict[str, Any]]) -> bool:

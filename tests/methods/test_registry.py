@@ -1,6 +1,8 @@
 """The registry, and the hyper-parameters that every method refuses."""
 
 import dataclasses
+import inspect
+import re
 
 import pytest
 
@@ -21,6 +23,24 @@ def test_a_method_equals_its_twin_and_hashes_alike(name):
     cls = METHODS[name]
     assert cls() == cls()
     assert hash(cls()) == hash(cls())
+
+
+@pytest.mark.parametrize("name", ALL_METHODS)
+def test_a_method_declares_what_its_client_keeps_and_sends(name):
+    about = METHODS[name].about
+    assert about.keeps
+    assert about.sends
+
+
+@pytest.mark.parametrize("name", [name for name in methods.REGISTRY if METHODS[name].about.paper != "baseline"])
+def test_the_paper_that_a_method_declares_is_the_one_its_module_cites(name):
+    paper = METHODS[name].about.paper
+    cited = " ".join((inspect.getmodule(METHODS[name]).__doc__ or "").split())
+    first_author = re.split(r" et al\.| and ", paper.authors)[0]
+    for part in (first_author, paper.title, paper.venue, f"arXiv:{paper.arxiv}"):
+        assert part in cited
+    assert paper.arxiv
+    assert f"{paper.venue} {paper.year}" in cited if paper.venue else 2000 + int(paper.arxiv[:2]) == paper.year
 
 
 def test_an_unknown_method_is_answered_with_its_neighbour():

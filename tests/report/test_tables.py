@@ -2,11 +2,12 @@
 
 import io
 import math
+import re
 
 import pytest
 from rich.console import Console
 
-from priory import report
+from priory import methods, report
 
 
 def a_summary(accuracy: float = 0.9, population: float | None = 0.8, up: int | None = 1200) -> dict:
@@ -133,6 +134,22 @@ def test_a_score_that_is_missing_is_a_dash():
     summary = a_summary()
     summary["personal"]["nll"] = None  # what was not finite is null in summary.json
     assert "nll –" in report.score_line(summary)
+
+
+def test_a_published_method_is_listed_with_its_paper():
+    [papers] = [column for column in report.methods_table().columns if column.header == "paper"]
+    cited = dict(zip(methods.REGISTRY, papers.cells, strict=True))
+    assert {name for name, paper in cited.items() if paper == "baseline"} == {"local", "pooled"}
+    assert all("arXiv:" in paper for paper in cited.values() if paper != "baseline")
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_methods_fit_a_terminal_and_no_citation_is_cut(width):
+    console = Console(width=width, color_system=None, file=io.StringIO())
+    console.print(report.methods_table())
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum(re.search(r"arXiv:\d{4}\.\d{5}\b", line) is not None for line in lines) == len(methods.REGISTRY) - 2
 
 
 def test_nothing_plain_contains_colour(capsys):
