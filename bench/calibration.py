@@ -21,6 +21,7 @@ SECONDS = 45  # a cell, on one core
 ROWS = {
     "pfedbayes": "pfedbayes",
     "pfedbayes-adam": "pfedbayes --zeta 1 --optimiser adam --step-size 0.005",
+    "pfedbayes-moments": "pfedbayes --zeta 1 --optimiser adam --step-size 0.005 --average moments",
     "sfedbayes": "sfedbayes",
     "cfedbayes": "cfedbayes",
     "cfedbayes-two": "cfedbayes --zeta 1",

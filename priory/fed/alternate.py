@@ -144,6 +144,7 @@ def alternate(
     *,
     zeta: float,
     prior_rate: float,
+    follow: bool = True,
 ) -> tuple[Personal, Belief, Array]:
     """The posterior and the localised w after the local work, and the mean of the likelihood term over its steps.
 
@@ -154,6 +155,7 @@ def alternate(
         start: Where q goes on.
         zeta: ζ, weight of the divergence.
         prior_rate: Step size of w as a multiple of that of q.
+        follow: Whether w takes steps towards q; otherwise it stays as it was broadcast.
     """
     transform = optimiser.build()
     transform_w = replace(optimiser, step_size=optimiser.step_size * prior_rate).build()
@@ -166,17 +168,20 @@ def alternate(
         return nll(restore(q), stats, batch, key)
 
     def step(carry: tuple, batch: Batch, key: Key) -> tuple:
-        (free, width, state), (free_w, width_w, state_w), stats, total, steps = carry
+        (free, width, state), prior, stats, total, steps = carry
+        free_w, width_w, state_w = prior
         q, w = family.join(free, width), family.join(free_w, width_w)
         (value, stats), slope = jax.value_and_grad(loss, has_aux=True)(q, stats, batch, key)
         slope = family.chain(free, trees.axpy(zeta * share, family.kl_gradient(q, w), slope))
         moves, state = transform.update(slope, state, free)
         free = optax.apply_updates(free, moves)
         width = family.width(free)
-        slope_w = trees.scale(share, family.kl_gradient_of_prior(family.join(free, width), w))
-        moves, state_w = transform_w.update(family.chain(free_w, slope_w), state_w, free_w)
-        free_w = optax.apply_updates(free_w, moves)
-        return (free, width, state), (free_w, family.width(free_w), state_w), stats, total + value, steps + 1
+        if follow:
+            slope_w = trees.scale(share, family.kl_gradient_of_prior(family.join(free, width), w))
+            moves, state_w = transform_w.update(family.chain(free_w, slope_w), state_w, free_w)
+            free_w = optax.apply_updates(free_w, moves)
+            prior = free_w, family.width(free_w), state_w
+        return (free, width, state), prior, stats, total + value, steps + 1
 
     both = (free, family.width(free), start.optimiser), (free_w, family.width(free_w), transform_w.init(free_w))
     carry = (*both, down.stats, jnp.float32(0), jnp.int32(0))

@@ -8,7 +8,8 @@ arXiv:2303.04345; section 5, algorithm 3, equations (54) to (57).
 
 Server keeps   w^1 … w^K, broadcast as they are: 2Kd numbers
 Client keeps   q_k, the state of its optimiser and its last cluster; only the cluster with `stateful=False`
-Client sends   c and w_k, its own copy of w^c after R steps that follow q_k: 2d numbers and one, weighted equally
+Client sends   c and w_k, its own copy of w^c after R steps that follow q_k: 2d numbers and one, weighted equally; with
+               `average="moments"` the first two moments of q_k around μ_c instead of w_k, which determine q_k
 
 What the paper leaves open, and what is done here (docs/methods/pfedbayes.md has the measurements):
 
@@ -25,7 +26,8 @@ What the paper leaves open, and what is done here (docs/methods/pfedbayes.md has
 - A client that changes its cluster takes its own q_k along; the first time, q_k starts at the w^c of its choice. One
   without examples sends nothing, is in no cluster, and has w^1 for its posterior.
 - For a global prediction the client's training data choose the cluster. Without any, all K count equally.
-- `average="moments"` is Lemma A.3, the w^j that minimises the mean KL(w_k ‖ w^j) over its cluster.
+- `average="moments"` is Lemma A.3, the w^j that minimises the mean KL(q_k ‖ w^j) over its cluster. As in pFedBayes
+  there is then no w_k, and q_k is fitted under w^c as it was broadcast.
 - Statistics of a batch norm are one set for all clusters, averaged plainly.
 - The divergence of a posterior is KL(q_k ‖ w^c) + log K, a bound on that from the equal mixture of all that was
   broadcast: c was chosen with the data in hand.
@@ -66,7 +68,7 @@ class Member:
 
 @struct
 class Moments:
-    """The first two moments of w_k around the broadcast mean of its cluster, which may be averaged (Lemma A.3)."""
+    """The first two moments of q_k around the broadcast mean of its cluster, which may be averaged (Lemma A.3)."""
 
     offset: Any
     square: Any
@@ -100,9 +102,10 @@ class CFedBayes:
         choice_samples: Monte Carlo samples of each prior in the choice of a cluster, beside its mean.
         samples_per_step: a, Monte Carlo samples of the likelihood in a step.
         draw: Draw outputs of layers where that is exact in expectation, or always the weights.
-        average: The server's mean of (μ, ρ) (printed), or of moments (Lemma A.3).
+        average: The server's mean of the (μ, ρ) of w_k (printed), or of the moments of q_k (Lemma A.3), which then
+            leave the client; no w_k is computed.
         stateful: Clients go on from their own last posterior; otherwise each round starts from the prior.
-        prior_rate: Step size of the prior's copy, as a multiple of that of the posterior.
+        prior_rate: Step size of w_k, as a multiple of that of the posterior; not used with moments.
         samples: Networks that predict together; 0 predicts with the mean of the weights. The global model, with equal
             numbers from each cluster, rounds up to a multiple of K.
         optimiser: Local solver, of both distributions.
@@ -132,7 +135,8 @@ class CFedBayes:
             arxiv="2303.04345",
         ),
         keeps="its Gaussian posterior, optimiser state and cluster (the cluster only if stateful is off)",
-        sends="its copy of the cluster's Gaussian prior and the number of its cluster",
+        sends="its copy of the cluster's Gaussian prior (the moments of its posterior if average is moments) and the "
+        "number of its cluster",
     )
     linear: ClassVar[bool] = False
     certifies: ClassVar[str] = "the client's Gaussian, under the equal mixture of all priors"
@@ -175,7 +179,7 @@ class CFedBayes:
         prior = _prior(down, chosen)
         personal, localised, loss = self._local(task, prior, client, data, key_work)
         divergence = gaussian.kl(gaussian.of(personal.q.weights), gaussian.of(prior.weights))
-        sent = localised.weights if self.average == "params" else _moments(localised.weights, prior.weights)
+        sent = localised.weights if self.average == "params" else _moments(personal.q.weights, prior.weights)
         message = Message(Assigned(chosen, sent, localised.stats), weight=(data.count > 0).astype("float32"))
         kept = Member(personal if self.stateful else (), jnp.where(data.count > 0, chosen, client.cluster))
         return kept, message, {"loss": loss, "divergence": divergence}
@@ -293,8 +297,8 @@ class CFedBayes:
         start = fresh(prior, self.optimiser)
         if isinstance(client.personal, Personal):
             start = trees.select(client.cluster >= 0, client.personal, start)
-        rates = {"zeta": self.zeta, "prior_rate": self.prior_rate}
-        return alternate.alternate(nll, gaussian, start, prior, data, self.optimiser, self.work, key, **rates)
+        how: dict[str, Any] = {"zeta": self.zeta, "prior_rate": self.prior_rate, "follow": self.average == "params"}
+        return alternate.alternate(nll, gaussian, start, prior, data, self.optimiser, self.work, key, **how)
 
 
 def _prior(down: Belief, number: Array | int) -> Belief:
@@ -302,5 +306,5 @@ def _prior(down: Belief, number: Array | int) -> Belief:
     return Belief(jax.tree.map(lambda leaf: leaf[number], down.weights), down.stats)
 
 
-def _moments(sent: Free, prior: Free) -> Moments:
-    return Moments(*gaussian.moments(gaussian.of(sent), prior.mean))
+def _moments(q: Free, prior: Free) -> Moments:
+    return Moments(*gaussian.moments(gaussian.of(q), prior.mean))

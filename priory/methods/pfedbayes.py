@@ -8,21 +8,24 @@ arXiv:2206.07977; with sFedBayes and cFedBayes in arXiv:2303.04345. Algorithm 1,
 
 Server keeps   w = (μ_w, ρ_w), broadcast as it is: 2d numbers
 Client keeps   q_k and the state of its optimiser, or nothing (`stateful=False`)
-Client sends   w_k, its own copy of w after R steps that follow q_k: 2d numbers, weighted equally
+Client sends   w_k, its own copy of w after R steps that follow q_k: 2d numbers, weighted equally; with
+               `average="moments"` the first two moments of q_k around μ_w instead, which determine q_k: 2d numbers
 
 What the paper leaves open, and what is done here (docs/methods/pfedbayes.md has the measurements):
 
 - Sent is w_k, as algorithm 1 and the text say; a footnote says that it is not.
+- The server averages (μ, ρ) of w_k as printed. `average="moments"` is Lemma A.2, the w that minimises the mean
+  KL(q_k ‖ w). There is then no w_k: q_k is fitted under w as it was broadcast, so client and server minimise the same
+  objective in turn. The learned width is that of the population, where with Adam that of `params` is too small.
 - q_k goes on from round to round with its optimiser, as the printed algorithm never resets it; w_k starts from what was
   broadcast, its optimiser at rest. `stateful=False` starts q_k there as well.
 - The steps descend Ω/n with Ω as printed, (n/b) Σ −log p + ζ KL, and Ω_w/n without ζ: one step each, in turn.
 - μ starts as the network draws its weights, the same for all; ρ at −2.5, so σ = 0.079.
 - Noise in the likelihood is standard normal and drawn anew in each step (`samples_per_step` times). `draw="layers"`
   draws outputs of layers instead of weights where that is exact in expectation: less noise in the gradient.
-- The server averages (μ, ρ) as printed; `average="moments"` is Lemma A.2, the w that minimises the mean KL(w_k ‖ w).
 - A client that comes later starts at w and does a round of its own. One without examples has w for its posterior.
 - Prediction averages over `samples` networks; 0 takes the mean of the weights.
-- Statistics of a batch norm are sent with w_k and averaged plainly; a client's posterior keeps its own.
+- Statistics of a batch norm are sent too and averaged plainly; a client's posterior keeps its own.
 """
 
 from typing import Any, ClassVar, Literal
@@ -49,7 +52,7 @@ from priory.models.model import Params
 
 @struct
 class Moments:
-    """What is sent for Lemma A.2: the first two moments of w_k around the broadcast mean, which may be averaged."""
+    """What is sent for Lemma A.2: the first two moments of q_k around the broadcast mean, which may be averaged."""
 
     offset: Any
     square: Any
@@ -66,9 +69,10 @@ class PFedBayes:
         beta: β, how far the server goes to the mean of what it receives.
         samples_per_step: a, Monte Carlo samples of the likelihood in a step.
         draw: Draw outputs of layers where that is exact in expectation, or always the weights.
-        average: The server's mean of (μ, ρ) (printed), or of moments (Lemma A.2).
+        average: The server's mean of the (μ, ρ) of w_k (printed), or of the moments of q_k (Lemma A.2), which then
+            leave the client; no w_k is computed.
         stateful: Clients go on from their own last posterior; otherwise each round starts from the prior.
-        prior_rate: Step size of the prior's copy, as a multiple of that of the posterior.
+        prior_rate: Step size of w_k, as a multiple of that of the posterior; not used with moments.
         samples: Networks that predict together; 0 predicts with the mean of the weights.
         optimiser: Local solver, of both distributions.
         work: Local work of a round.
@@ -95,7 +99,7 @@ class PFedBayes:
             arxiv="2206.07977",
         ),
         keeps="its Gaussian posterior and optimiser state (nothing if stateful is off)",
-        sends="its copy of the Gaussian prior",
+        sends="its copy of the Gaussian prior (the moments of its posterior if average is moments)",
     )
     linear: ClassVar[bool] = True
     certifies: ClassVar[str] = "the client's Gaussian"
@@ -120,9 +124,7 @@ class PFedBayes:
     ) -> tuple[Any, Message[Any], Info]:
         personal, localised, loss = self._local(task, down, client, data, key)
         divergence = self.divergence(task, down, personal.q)
-        payload: Any = localised
-        if self.average == "moments":
-            payload = self._moments(localised, down)
+        payload: Any = localised if self.average == "params" else self._moments(personal.q, down)
         message = Message(payload, weight=(data.count > 0).astype("float32"))
         return personal if self.stateful else (), message, {"loss": loss, "divergence": divergence}
 
@@ -184,11 +186,11 @@ class PFedBayes:
         """The posterior and w_k after a round's work, and its mean loss."""
         nll = alternate.likelihood(task, self.draw, self.samples_per_step)
         start = client if self.stateful else fresh(down, self.optimiser)
-        rates = {"zeta": self.zeta, "prior_rate": self.prior_rate}
-        return alternate.alternate(nll, gaussian, start, down, data, self.optimiser, self.work, key, **rates)
+        how: dict[str, Any] = {"zeta": self.zeta, "prior_rate": self.prior_rate, "follow": self.average == "params"}
+        return alternate.alternate(nll, gaussian, start, down, data, self.optimiser, self.work, key, **how)
 
-    def _moments(self, sent: Belief, down: Belief) -> Moments:
-        return Moments(*gaussian.moments(gaussian.of(sent.weights), down.weights.mean), sent.stats)
+    def _moments(self, q: Belief, down: Belief) -> Moments:
+        return Moments(*gaussian.moments(gaussian.of(q.weights), down.weights.mean), q.stats)
 
     def _matched(self, server: Belief, mean: Moments) -> Free:
         return gaussian.matching(mean.offset, mean.square, server.weights.mean)

@@ -237,7 +237,7 @@ class SFedBayes:
 
         nll = alternate.likelihood(task, self.draw, self.samples_per_step, gated)
         start = client if self.stateful else fresh(down, self.optimiser)
-        rates = {"zeta": self.zeta, "prior_rate": self.prior_rate}
+        rates: dict[str, Any] = {"zeta": self.zeta, "prior_rate": self.prior_rate}
         return alternate.alternate(nll, spike_slab, start, down, data, self.optimiser, self.work, key, **rates)
 
     def _thinned(self, update: Update, down: Belief) -> Update:

@@ -183,6 +183,20 @@ def test_moments_give_each_cluster_the_prior_nearest_to_its_clients():
     np.testing.assert_allclose(width, [0.2, np.sqrt((0.3**2 + 0.5**2) / 2 + 1.0)], rtol=1e-5)
 
 
+def test_moments_are_those_of_the_posterior_around_the_prior_of_the_choice():
+    down, data = priors_at(2.0, -5.0), constant_shards(-4.0).of(jnp.int32(0))
+    method = replace(METHOD, average="moments")
+    client, message, _ = updated(method, TASK, down, enrol(method, TASK, down, rng.root(0)), data, rng.root(1))
+    q, sent = client.personal.q.weights, message.payload.weights
+    offset = np.asarray(q.mean["body"]) + 5.0
+    assert 0.01 < offset < 1.0  # on its way from the prior to the examples
+    np.testing.assert_allclose(sent.offset["body"], offset, rtol=1e-5)
+    np.testing.assert_allclose(sent.square["body"], offset**2 + np.log1p(np.exp(q.rho["body"])) ** 2, rtol=1e-5)
+    faster = updated(replace(method, prior_rate=50.0), TASK, down, client, data, rng.root(2))[1]
+    again = updated(method, TASK, down, client, data, rng.root(2))[1]
+    jax.tree.map(np.testing.assert_array_equal, faster, again)  # no copy of the prior that follows the posterior
+
+
 @pytest.mark.parametrize("average", ["params", "moments"])
 def test_a_client_that_learned_nothing_sends_the_reference(average):
     method, down = replace(METHOD, average=average, optimiser=STILL), priors_at(2.0, -5.0)

@@ -11,10 +11,12 @@ import priory
 from priory import Optimiser, PFedBayes, UsageError, Work
 from priory.bayes import gaussian
 from priory.core import rng, trees
+from priory.core.struct import replace
 from priory.fed.alternate import fresh
 from priory.fed.method import Message
 from priory.methods.pfedbayes import Moments
 from tests.methods.gaussian_problem import (
+    ADAM,
     COUNTS,
     DOWN,
     M_W,
@@ -22,6 +24,7 @@ from tests.methods.gaussian_problem import (
     REGRESSION,
     S_W,
     SHARDS,
+    TEN_STEPS,
     belief,
     flat,
     pinned,
@@ -97,6 +100,15 @@ divergence = jax.jit(gaussian.kl)
 
 def mean_divergence(members, w):
     return np.mean([float(divergence(q, w)) for q in members])
+
+
+def test_moments_are_those_of_the_posterior_under_the_prior_that_was_broadcast():
+    method = pinned(average="moments", optimiser=ADAM, work=TEN_STEPS)
+    client, message, _ = visited(method)
+    assert np.abs(flat(client.q) - flat(DOWN)).max() > 0.05  # ten steps of 0.01
+    jax.tree.map(np.testing.assert_array_equal, message.payload, moments_of(client.q, DOWN.weights.mean))
+    _, other, _ = visited(replace(method, prior_rate=5.0))
+    np.testing.assert_array_equal(flat(other.payload), flat(message.payload))  # no copy of the prior follows it
 
 
 def test_with_moments_beta_goes_the_way_to_the_matching_prior():
