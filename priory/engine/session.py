@@ -190,8 +190,10 @@ class Session:
     def _run_rounds(self, listener: Listener | None, stop: Callable[[], bool]) -> None:
         """Rounds, evaluations and commits until the end or until told to stop."""
         block, committed = 1, time.perf_counter()
+        told = self.settings.advice(self.method, self.channel)
         if self.ledger is not None:
-            accounting.warn(accounting.advice(self.ledger, self.task.num_clients), self.advice)
+            told |= accounting.advice(self.ledger, self.task.num_clients)
+        accounting.warn(told, self.advice)
         while self.completed < self.last_round and not devices.agreed(stop()):
             until = min(self.settings.next_stop(self.completed, block), self.last_round)
             started = time.perf_counter()

@@ -10,7 +10,7 @@ from priory.engine.cohort import Participation
 from priory.fed import channel as uplink
 from priory.fed import robust as centres
 from priory.fed import schedule
-from priory.fed.method import Channel, Task
+from priory.fed.method import Channel, Task, Unbiased
 from priory.fed.privacy import NoisedSum
 from priory.fed.schedule import Schedule
 from priory.fed.screen import Limits
@@ -204,6 +204,16 @@ class Settings:
         if getattr(method, "pools", False):
             return None
         return uplink.compressing(uplink.parse(self.compress), method)
+
+    def advice(self, method: Any, channel: Channel | None) -> dict[str, str]:
+        """Sentences by kind about settings that break an assumption of the method's paper."""
+        if not (isinstance(method, Unbiased) and uplink.is_biased(channel)):
+            return {}
+        said = f"channel={channel}" if self.compress is None else f"compress={self.compress}"
+        return {
+            "bias": f"{said} is biased, and {method.unbiased} needs compression without bias; use compress=qsgd:16 or "
+            "random:0.1."
+        }
 
     def limits(self, task: Task) -> Limits:
         """What a message may be at most; no client has more examples than all together."""

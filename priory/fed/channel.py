@@ -233,6 +233,11 @@ def parse(text: str) -> Quantise | RandomK | TopK:
     return made
 
 
+def is_biased(channel: Channel | None) -> bool:
+    """Whether a channel is known to be wrong in the mean."""
+    return isinstance(channel.inner if isinstance(channel, On) else channel, TopK | Clip)
+
+
 def transmit(
     channel: Channel | None, method: Any, task: Task, down: Any, message: Message, memory: Any, key: Key
 ) -> tuple[Message, Any, Array]:

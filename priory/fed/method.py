@@ -292,6 +292,15 @@ class Compresses(Protocol):
 
 
 @runtime_checkable
+class Unbiased(Protocol):
+    """Optional: the method's theory needs compression that is right in the mean."""
+
+    @property
+    def unbiased(self) -> str:
+        """The theorem that needs it and its assumption, in words that precede "needs"."""
+
+
+@runtime_checkable
 class Effects(Protocol[DownIn, PostIn]):
     """Optional: a mixed-effects model, whose random effects differ between clients and come from one population."""
 

@@ -10,7 +10,7 @@ Server keeps   φ, β and the state of their optimisers; draws of β (`prior_dra
 Server sends   φ and β: d_φ + d_β numbers, and those draws or particles
 Client keeps   z_k, the last state of its chain, or nothing (`stateful`)
 Client sends   I = mean ∇_β log p(z | β) and J = mean ∇_φ log p(D_k | z, φ) over the kept states: d_φ + d_β numbers,
-               weighted equally; J alone may be compressed
+               weighted equally; J alone may be compressed, without bias (H3)
 
 The random part z is what the head's predicate selects (the last layer, or `--head`), φ is the rest. Where z is a dense
 last layer, the body's features are computed once a round, the chain runs on them, and J is one backward pass.
@@ -203,6 +203,7 @@ class FedPop:
     )
     linear: ClassVar[bool] = True
     certifies: ClassVar[str] = "a Gaussian with the moments of the draws of z, and not the draws themselves"
+    unbiased: ClassVar[str] = "the convergence theorem of FedPop (H3)"
 
     def check(self) -> None:
         choices(self)

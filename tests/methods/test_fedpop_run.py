@@ -12,6 +12,7 @@ from priory import FedPop, Optimiser
 from priory.bayes import kernels
 from priory.core import trees
 from priory.core.struct import replace
+from priory.fed.channel import Clip
 from priory.fed.method import AdviceWarning
 from tests.methods.mixed_problem import DIM, RANK
 from tests.methods.verbs import population
@@ -110,6 +111,20 @@ def test_only_the_gradient_of_the_body_is_compressed(untested):
 def test_a_step_size_beyond_the_limit_is_warned_of(untested):
     with pytest.warns(AdviceWarning, match="gamma=0.02 is above the stability limit of 100% of the clients"):
         priory.simulate(FedPop(gamma=0.02), untested, **ONE_ROUND)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"compress": "top:0.1"}, "compress=top:0.1"),
+        ({"compress": None, "channel": Clip(1.0)}, r"channel=Clip\(norm=1.0"),
+    ],
+)
+def test_a_biased_compression_is_warned_of_once_and_the_warning_is_kept(untested, how, said):
+    with pytest.warns(AdviceWarning, match=rf"{said}.* is biased, and .* \(H3\) needs .*; use compress=qsgd") as told:
+        run = priory.simulate(FedPop(gamma=0.003), untested, **(ONE_ROUND | {"rounds": 0} | how))
+    assert [one.category for one in told] == [AdviceWarning]
+    assert run.summary()["extra"]["advice"] == {"bias": str(told[0].message)}
 
 
 @pytest.mark.slow  # the runs of the test above

@@ -31,6 +31,7 @@ from priory.fed.method import (
     Population,
     Predictive,
     Thins,
+    Unbiased,
     Unlabelled,
 )
 from priory.methods import (
@@ -76,6 +77,7 @@ _inferred: Unlabelled[Params, fedvi.Posterior] = fedvi.FedVI()
 _global_classifier: Population[Params, fedvi.Posterior] = fedvi.FedVI()
 _last_layers: Draws[fedvi.Posterior] = fedvi.FedVI()
 _compressed: Compresses = fedpop.FedPop()
+_unbiased: Unbiased = fedpop.FedPop()
 _networks: Draws[Belief] = fedbnn.FedBNN()
 _own_draws: Draws[fedhb_niw.Posterior] = fedhb_niw.FedHBNIW()
 _bound: Evidence[fedhb_niw.Prior, Any] = fedhb_niw.FedHBNIW()
