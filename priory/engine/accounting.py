@@ -7,7 +7,7 @@ client is added or removed. So a sensitivity here is always that distance, and t
     local              replace one client            2C: two messages in a ball of radius C
     central, fixed     replace one client            2C
     central, bernoulli add or remove one client      C
-    a method that bounds its payload (`Bounded`)     what it states, for all three
+    a method that bounds its payload (`Bounded`)     what it states, for each of the two
 
 Sampling amplifies privacy where nothing but one draw of a round depends on who is in it. Otherwise cohorts count as
 known, which they may be since no data decide them, and a client's own participations add up: under local privacy, where
@@ -371,9 +371,9 @@ def _check_payload(payload: Any, name: str) -> None:
 def _reach(chosen: Settings, method: Any, name: str, task: Task, mode: str, replaces: bool) -> tuple[float, float, str]:
     """The norm to clip to, how far one client reaches, and where the sensitivity comes from."""
     if isinstance(method, Bounded):
-        found = float(method.sensitivity(task))
+        found, origin = float(method.sensitivity(task, replaces=replaces)), f"stated by {name}"
         # In a sum the bound is enforced as well: when a client is added, its whole difference is.
-        clip, origin = (math.inf if mode == "local" else found), f"stated by {name}"
+        clip = math.inf if mode == "local" else float(method.sensitivity(task, replaces=False))
     else:
         clip = chosen.dp_clip
         found = 2 * clip if replaces else clip

@@ -321,8 +321,12 @@ class Effects(Protocol[DownIn, PostIn]):
 class Bounded(Protocol):
     """Optional: what a client sends is bounded by itself, so that differential privacy need not clip it."""
 
-    def sensitivity(self, task: Task) -> float:
-        """Δ₂, the largest distance ‖u − u′‖ of two payloads, whatever the data of the client that sends them."""
+    def sensitivity(self, task: Task, replaces: bool = True) -> float:
+        """Δ₂, how far a sum of payloads can move when one client changes, whatever its data.
+
+        If a client `replaces` another, the largest distance ‖u − u′‖ of two payloads; if one is added or removed, the
+        largest norm ‖u − r‖, with r what a client that learned nothing would send (`Reference`, otherwise 0).
+        """
 
 
 @runtime_checkable

@@ -30,7 +30,7 @@ What the paper leaves open, and what is done here (docs/methods/fedbnn.md has th
 - The divergence counts ζ/n for a mean over examples, ζ = 1 as printed. Draws of the likelihood are as in pFedBayes.
 - γ is called a noise parameter in the list of inputs; it is the mixing weight. Noise is the business of `--dp`.
 - Sensitivity for privacy: rows of probabilities differ by √2 at most, K of them by √(2K), whether a record of a client
-  changes or all of them.
+  changes or all of them. A row has a norm of at most 1, so adding or removing a client moves a sum by at most √K.
 """
 
 import math
@@ -234,9 +234,9 @@ class FedBNN:
             "client's rows; choose a method whose prior is broadcast, such as pfedbayes"
         )
 
-    def sensitivity(self, task: Task) -> float:
-        """How far two matrices of K rows of probabilities can be apart, √(2K): rows differ by √2 at most."""
-        return math.sqrt(2 * _alignment(task).shape[0])
+    def sensitivity(self, task: Task, replaces: bool = True) -> float:
+        """√(2K), how far two matrices of K rows of probabilities can be apart; √K, the largest norm of one."""
+        return math.sqrt((2 if replaces else 1) * _alignment(task).shape[0])
 
     def knowing(self, task: Task, mean: Params, sd: Any) -> Array:
         """Nothing said so far, which leaves clients the prior N(0, prior_sd²): no other population can be told."""

@@ -42,11 +42,11 @@ EACH_SPENDING = pytest.mark.parametrize(("spending", "rounds"), SPENDINGS.values
 
 @struct
 class Stating(priory.FedAvg):
-    """FedAvg that states a sensitivity."""
+    """FedAvg that states its sensitivities."""
 
-    def sensitivity(self, task):
+    def sensitivity(self, task, replaces=True):
         del task
-        return 3.0
+        return 3.0 if replaces else 2.0
 
 
 class Normed(nn.Module):
@@ -272,6 +272,13 @@ def test_a_method_that_states_its_sensitivity_takes_local_noise_and_is_not_clipp
     found = told(Stating(), dp_epsilon=50.0, rounds=1)
     assert (found["mode"], found["sensitivity"], found["clip"]) == ("local", 3.0, None)
     assert found["sensitivity_from"] == "stated by stating"
+
+
+@pytest.mark.parametrize(("participation", "sensitivity"), [("fixed", 3.0), ("bernoulli", 2.0)])
+def test_a_stated_sensitivity_goes_with_the_neighbours(told, participation, sensitivity):
+    found = told(Stating(), dp="central", dp_noise=2.0, participation=participation, rounds=1)
+    assert (found["sensitivity"], found["sd"]) == (sensitivity, 2.0 * sensitivity)
+    assert found["clip"] == 2.0  # the norm of a message, whoever the neighbours are
 
 
 def test_an_assumed_sensitivity_is_called_one(told):

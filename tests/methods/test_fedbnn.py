@@ -10,7 +10,7 @@ from priory.bayes import gaussian
 from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.struct import replace
-from priory.fed import alternate
+from priory.fed import alternate, privacy
 from priory.fed.alternate import Belief
 from priory.fed.local import Optimiser, Work, each_batch
 from priory.fed.method import Message
@@ -316,6 +316,21 @@ def test_the_sensitivity_is_reached_by_two_clients_that_are_sure_of_different_cl
     sure = np.tile(np.eye(CLASSES)[:2, None], (1, NUM, 1))
     np.testing.assert_allclose(METHOD.sensitivity(TASK), np.linalg.norm(sure[0] - sure[1]), rtol=1e-6)
     assert METHOD.sensitivity(TASK) == pytest.approx(np.sqrt(2 * NUM))
+
+
+def test_the_sensitivity_to_one_client_more_is_reached_by_one_that_is_sure():
+    """The sum that central privacy adds noise to, with and without the client; nothing is clipped."""
+    reach = METHOD.sensitivity(TASK, replaces=False)
+    channel = privacy.NoisedSum(clip=reach)
+    rows = np.random.default_rng(0).integers(CLASSES, size=NUM)
+    sure = np.eye(CLASSES, dtype=np.float32)[rows]
+    sent, _, _ = privacy.upload(
+        channel, METHOD, TASK, nobody(), Message(sure, jnp.float32(1)), jnp.bool_(True), rng.root(0)
+    )
+    np.testing.assert_allclose(sent.payload, sure, rtol=1e-6)
+    assert reach == pytest.approx(np.linalg.norm(sent.payload), rel=1e-6)
+    others = [np.linalg.norm(probabilities(seed)) for seed in range(20)]
+    assert max(others) < reach < METHOD.sensitivity(TASK)
 
 
 def test_only_a_server_without_memory_is_linear():
