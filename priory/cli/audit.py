@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from priory import report
 from priory.cli import flags, progress
 from priory.cli.run import opened, run_groups
+from priory.engine.audit import MOST, Audit, enough
 from priory.engine.audit import audit as audit_run
 
 TEXT = (
@@ -25,11 +26,12 @@ class Options:
     """How the run is audited.
 
     Attributes:
-        canaries: Clients that are added, at least 100; more of them can show more.
+        canaries: Clients that are added, at least 100; by default the least number that could refute the claim, at most
+            2000.
         seed: Root of all randomness of the audit; that of the run by default.
     """
 
-    canaries: int = 200
+    canaries: int | None = None
     seed: int | None = None
 
 
@@ -48,10 +50,21 @@ def audit(argv: Sequence[str]) -> int:
         lines.append(f"        epsilon {found.audited:.4g} by the same accounting with the canaries among the clients")
     lines += [
         f"bound   epsilon {found.bound:.4g} at least, with 95 % confidence ({guessed})",
-        "the bound stays below the claim" if found.holds else "THE CLAIM IS REFUTED: the bound lies above it",
+        verdict(found),
         MEANING,
     ]
     console = report.console()
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    return 0 if found.holds else REFUTED
+    return REFUTED if found.refuted else 0
+
+
+def verdict(found: Audit) -> str:
+    """Say whether the claim is refuted, and if not, which claims no result could have refuted."""
+    if found.refuted:
+        return "THE CLAIM IS REFUTED: the bound lies above it"
+    if found.holds:
+        return f"not refuted: the bound stays below the claim ({found.reach})"
+    needed = enough(found.audited, found.delta)
+    remedy = f"give --canaries {needed}" if needed else f"no number of canaries up to {MOST} can refute it"
+    return f"not refuted ({found.reach}); {remedy}"

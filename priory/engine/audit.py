@@ -10,6 +10,8 @@ rounds, and guesses the coins of the k highest and the k lowest scores; k = m/4 
 
 Under (ε, δ)-DP the number of right guesses is hardly above Binomial(r, e^ε/(1 + e^ε)); their main theorem says by how
 much. Many right guesses refute an ε that is too small. Few refute nothing: a bound below the claim is no proof of it.
+Even if all guesses are right the bound has a limit, which follows from m and δ. A claim above the limit cannot be
+refuted, so m is chosen from the claim: the least with which it could be.
 """
 
 import dataclasses
@@ -36,7 +38,7 @@ from priory.engine.settings import Settings
 from priory.fed.privacy import Canaries
 from priory.store import RunDirectory, write_atomically
 
-FEWEST = 100
+FEWEST, MOST = 100, 2000  # canaries
 CONFIDENCE = 0.95
 ROUNDS = 16  # between two reports of progress
 
@@ -52,6 +54,7 @@ class Audit:
         claim: ε that the accountant claims for the run.
         audited: ε that it claims for the run with canaries, whose cohorts are drawn from more clients.
         bound: ε below which the run is not (ε, δ)-DP, with 95 % confidence.
+        limit: The bound that so many canaries show if all guesses are right: no claim above it can be refuted.
         canaries: m.
         guesses: r, coins that were guessed.
         correct: Of which were right.
@@ -64,25 +67,37 @@ class Audit:
     claim: float
     audited: float
     bound: float
+    limit: float
     canaries: int
     guesses: int
     correct: int
     assumption: str
 
     @property
+    def refuted(self) -> bool:
+        """Whether the bound is above the claim."""
+        return self.bound > self.audited
+
+    @property
     def holds(self) -> bool:
-        """Whether the claim survived."""
-        return self.bound <= self.audited
+        """Whether the claim survived an audit that could have refuted it."""
+        return not self.refuted and self.limit > self.audited
+
+    @property
+    def reach(self) -> str:
+        """The claims that are out of reach, in words."""
+        return f"cannot refute a claim above {self.limit:.4g} with {self.canaries} canaries"
 
     def to_json(self) -> dict[str, Any]:
         """The contents of audit.json."""
-        return dataclasses.asdict(self) | {"holds": self.holds, "confidence": CONFIDENCE}
+        found = {"refuted": self.refuted, "holds": self.holds, "reach": self.reach, "confidence": CONFIDENCE}
+        return dataclasses.asdict(self) | found
 
 
 def audit(
     path: Path | str,
     *,
-    canaries: int = 200,
+    canaries: int | None = None,
     seed: int | None = None,
     federation: Federation | None = None,
     method: Any = None,
@@ -92,14 +107,15 @@ def audit(
     """The audit of the run in a directory, which is made again with canaries; written there as audit.json.
 
     Args:
-        canaries: m; at least 100.
+        canaries: m, at least 100; by default the least that could refute the claim. Where 2000 could not, the number up
+            to 2000 with the highest limit.
         seed: Of all randomness of the audit; that of the run by default. Another one is another audit.
         federation: The data, where they came from arrays and no name describes them.
         method: As it was given to `simulate`, if it is not registered.
         model: As it was given to `simulate`, if it was an object.
         told: Hears how many rounds of how many are done.
     """
-    if canaries < FEWEST:
+    if canaries is not None and canaries < FEWEST:
         raise UsageError(f"canaries={canaries} are too few to refute much; give {FEWEST} or more.")
     directory = RunDirectory(path)
     recipe = manifest.read(directory.manifest(), federation, method)
@@ -114,12 +130,14 @@ def audit(
     plain = Session.prepare(recipe.method, recipe.federation, settings, model, None, None, resume=False)
     if plain.ledger is None:
         raise UsageError(f"The run in {path} claims no differential privacy that could be audited; run it with --dp.")
-    chosen = _settings(plain, canaries, recipe.settings.seed if seed is None else seed)
-    crowd = with_canaries(recipe.federation, canaries)
-    session = Session.prepare(recipe.method, crowd, chosen, model, None, None, resume=False)
-    assert session.ledger is not None
-    signs, scores = _observe(session, session.ledger, canaries, plain.ledger.rounds, told)
-    found = _judge(plain.ledger, session.ledger, signs, scores)
+    rounds, delta = plain.ledger.rounds, plain.ledger.delta
+    num = canaries or _number(plain.ledger.spent(rounds), delta)
+    session, ledger = _with(plain, recipe, num, seed, model)
+    while canaries is None and (more := _number(ledger.spent(rounds), delta)) > num:
+        num = more  # cohorts drawn from more clients may cost more than the claim
+        session, ledger = _with(plain, recipe, num, seed, model)
+    signs, scores = _observe(session, ledger, num, rounds, told)
+    found = _judge(plain.ledger, ledger, signs, scores)
     write_atomically(directory.path / "audit.json", json.dumps(found.to_json(), indent=2) + "\n")
     return found
 
@@ -154,6 +172,26 @@ def lower_bound(canaries: int, guesses: int, correct: int, delta: float, confide
     return low
 
 
+def limit(canaries: int, delta: float) -> float:
+    """The bound if all guesses are right, the highest that so many canaries can show."""
+    guesses = _guesses(canaries)
+    return lower_bound(canaries, guesses, guesses, delta)
+
+
+def enough(epsilon: float, delta: float) -> int | None:
+    """The least number of canaries that could refute a claim of ε; None if it is more than 2000."""
+    right = 1 / (1 + math.exp(-epsilon))
+
+    def refutes(canaries: int) -> bool:
+        guesses = _guesses(canaries)
+        if right**guesses > 1 - CONFIDENCE:  # the p-value is at least this
+            return False
+        return p_value(canaries, guesses, guesses, epsilon, delta) <= 1 - CONFIDENCE
+
+    # Only every fourth adds a guess. The limit may fall again, since m multiplies δ in the p-value.
+    return next(filter(refutes, range(FEWEST, MOST + 1, 4)), None)
+
+
 def right_guesses(scores: np.ndarray, heads: np.ndarray, each: int) -> int:
     """How many coins are guessed right: heads for the `each` highest scores, tails for the lowest, none between."""
     order = np.argsort(scores, kind="stable")
@@ -182,6 +220,27 @@ def with_canaries(federation: Federation, num: int) -> Federation:
         num_newcomers=0,
         truth={},
     )
+
+
+def _guesses(canaries: int) -> int:
+    """The coins that are guessed: a quarter of them heads, a quarter tails."""
+    return 2 * (canaries // 4)
+
+
+def _number(epsilon: float, delta: float) -> int:
+    """Enough canaries for a claim, or those of the highest limit."""
+    return enough(epsilon, delta) or max(range(FEWEST, MOST + 1, FEWEST), key=lambda num: limit(num, delta))
+
+
+def _with(
+    plain: Session, recipe: manifest.Recipe, canaries: int, seed: int | None, model: Any
+) -> tuple[Session, Ledger]:
+    """The run with so many canaries before its first round, and its ledger."""
+    chosen = _settings(plain, canaries, recipe.settings.seed if seed is None else seed)
+    crowd = with_canaries(recipe.federation, canaries)
+    session = Session.prepare(recipe.method, crowd, chosen, model, None, None, resume=False)
+    assert session.ledger is not None
+    return session, session.ledger
 
 
 def _settings(plain: Session, canaries: int, seed: int) -> Settings:
@@ -229,17 +288,18 @@ def _observe(
 
 
 def _judge(claimed: Ledger, audited: Ledger, heads: np.ndarray, scores: np.ndarray) -> Audit:
-    each = len(heads) // 4
-    correct = right_guesses(scores, heads, each)
+    num, guesses = len(heads), _guesses(len(heads))
+    correct = right_guesses(scores, heads, guesses // 2)
     return Audit(
         mode=claimed.mode,
         relation=claimed.relation,
         delta=claimed.delta,
         claim=claimed.spent(claimed.rounds),
         audited=audited.spent(claimed.rounds),
-        bound=lower_bound(len(heads), 2 * each, correct, claimed.delta),
-        canaries=len(heads),
-        guesses=2 * each,
+        bound=lower_bound(num, guesses, correct, claimed.delta),
+        limit=limit(num, claimed.delta),
+        canaries=num,
+        guesses=guesses,
         correct=correct,
         assumption=claimed.origin,
     )

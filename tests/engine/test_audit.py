@@ -2,6 +2,8 @@
 
 import hashlib
 import math
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ import priory
 from priory.core import rng
 from priory.core.rng import Stream
 from priory.engine import audit as auditing
-from priory.engine.audit import audit, lower_bound, p_value, right_guesses, with_canaries
+from priory.engine.audit import FEWEST, MOST, audit, lower_bound, p_value, right_guesses, with_canaries
 from priory.engine.cohort import Participation
 
 FORMS = {
@@ -48,6 +50,34 @@ def test_guesses_that_are_all_right_bound_epsilon_in_closed_form(guesses):
 def test_the_bound_has_the_p_value_that_was_asked_for():
     bound = lower_bound(200, 100, 85, 1e-5)
     assert p_value(200, 100, 85, bound, 1e-5) == pytest.approx(0.05, abs=1e-6)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-3])
+def test_no_result_of_so_many_canaries_bounds_more_than_the_limit(delta):
+    bounds = [lower_bound(100, 50, correct, delta) for correct in range(51)]
+    assert max(bounds) == bounds[-1] == auditing.limit(100, delta) < 2.8
+
+
+def test_the_table_of_the_page_has_the_limits_rounded_down():
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
+    rows = dict(re.findall(r"^\| (\d+) \| (\d.*) \|$", page, re.MULTILINE))
+    assert rows.keys() == {"100", "200", "500", "1000", "2000"}
+    for canaries, told in rows.items():
+        found = [auditing.limit(int(canaries), delta) for delta in (1e-3, 1e-4, 1e-5, 1e-6)]
+        assert [float(cell) for cell in told.split(" | ")] == [math.floor(100 * value) / 100 for value in found]
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(3.0, 1e-4), (3.99, 1e-5), (5.0, 1e-5)])
+def test_enough_canaries_are_the_least_whose_limit_is_above_the_claim(epsilon, delta):
+    num = auditing.enough(epsilon, delta)
+    assert FEWEST < num <= MOST
+    assert auditing.limit(num, delta) > epsilon >= auditing.limit(num - 4, delta)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(8.0, 1e-5), (3.0, 1e-3), (1e4, 1e-5)])
+def test_a_claim_that_the_most_canaries_cannot_refute_has_no_number_of_them(epsilon, delta):
+    assert auditing.enough(epsilon, delta) is None
+    assert all(auditing.limit(num, delta) < epsilon for num in range(FEWEST, MOST + 1, 100))
 
 
 def test_half_of_the_guesses_right_bound_nothing():
@@ -116,6 +146,7 @@ def test_a_false_claim_is_refuted(audited, form):
     _, found = audited(**form, dp_noise=30.0, dp_sensitivity=1e-3)
     assert found.claim <= 0.5
     assert found.bound > 2 * found.audited
+    assert found.refuted
     assert not found.holds
 
 
@@ -124,8 +155,56 @@ def test_a_true_claim_is_not_refuted(audited, form):
     run, found = audited(**form, dp_noise=3.0)
     assert 1 < found.claim == run.session.ledger.spent(4) < 8
     assert found.bound <= found.audited
-    assert found.holds
+    assert not found.refuted
+    assert found.holds == (found.audited < found.limit)
     assert found.guesses == 50
+
+
+@pytest.fixture
+def attacked(begin, tmp_path, monkeypatch):
+    """The audit of a run with a claim by an attacker who is right in a share of the coins; no round is run."""
+
+    def made(right, canaries=None, **options):
+        def observe(session, ledger, num, rounds, told):
+            heads = np.arange(num) % 2 == 0
+            return heads, np.where(np.arange(num) < right * num, heads, ~heads) + np.linspace(0, 0.1, num)
+
+        monkeypatch.setattr(auditing, "_observe", observe)
+        run = begin(priory.FedAvg(), cohort=6, dp="central", out=tmp_path / "run", **options)
+        return audit(tmp_path / "run", canaries=canaries, federation=run.federation)
+
+    return made
+
+
+CLAIM = {"dp_epsilon": 3.99, "dp_delta": 1e-5}
+
+
+def test_the_number_of_canaries_follows_from_the_claim(attacked):
+    found = attacked(1.0, **CLAIM)
+    assert found.canaries == auditing.enough(found.claim, 1e-5) > 300
+    assert found.correct == found.guesses
+    assert found.bound == found.limit > found.audited
+    assert found.refuted
+
+
+def test_a_claim_out_of_reach_does_not_hold_though_it_is_not_refuted(attacked):
+    found = attacked(1.0, canaries=200, **CLAIM)
+    assert found.bound == found.limit == pytest.approx(3.487, abs=1e-3)
+    assert not found.refuted
+    assert not found.holds
+    assert found.to_json()["reach"] == "cannot refute a claim above 3.487 with 200 canaries"
+
+
+def test_a_claim_within_reach_holds_if_guesses_are_wrong(attacked):
+    found = attacked(0.5, **CLAIM)
+    assert not found.refuted
+    assert found.holds
+
+
+def test_a_claim_beyond_all_numbers_of_canaries_gets_those_of_the_highest_limit(attacked):
+    found = attacked(1.0, dp_epsilon=8.0, dp_delta=1e-4)
+    assert found.limit == max(auditing.limit(num, 1e-4) for num in range(100, 2001, 100))
+    assert not found.holds
 
 
 def test_a_canary_is_as_far_from_its_opposite_as_two_clients_can_be(begin, wide, tmp_path, monkeypatch):
