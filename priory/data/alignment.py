@@ -8,6 +8,8 @@
 Rows are drawn from the training part where the data have an official test part, one of each class in turn, and of its
 own rows the data set keeps one of each class. The order follows from the seed alone, so a smaller set is the beginning
 of a larger one, and fewer classes are among more.
+Where the data have groups, whole groups are held out, one of each class in turn by their commonest class. Rows of these
+that the set has no use for belong to no client either, so that the rows of a group stay on one side.
 Rows are raw, like the pool: shift and factor of the federation apply to them, and no transform touches them.
 """
 
@@ -20,7 +22,7 @@ import numpy as np
 from priory.core.errors import UsageError
 from priory.data import checks
 from priory.data.dataset import Dataset
-from priory.data.splits import Purpose, rank, stream
+from priory.data.splits import Purpose, majority, rank, stream
 from priory.data.tables import Encoder
 
 __all__ = ["FORMS", "Alignment", "PublicRows", "draw", "encoded", "parse", "without"]
@@ -61,6 +63,7 @@ class PublicRows:
     source: str
     index: np.ndarray  # (rows,) int64
     x: np.ndarray  # (rows, ...)
+    held: np.ndarray  # the rows of the data set itself that no client may have
 
 
 def parse(text: str) -> Alignment:
@@ -95,7 +98,7 @@ def draw(spec: Alignment, dataset: Dataset, seed: int, mixed: str | None = None)
     _check_apart(spec, dataset, mixed)
     if spec.is_file:
         x, name = _read(spec.source), spec.source
-        index = _chosen(spec, np.zeros(len(x), np.int32), name, seed)
+        index = held = _chosen(spec, np.zeros(len(x), np.int32), name, seed)
     else:
         source = dataset if spec.own else _load(spec.source)
         x, name = source.x, str(source.source.get("data", source.name))
@@ -103,17 +106,21 @@ def draw(spec: Alignment, dataset: Dataset, seed: int, mixed: str | None = None)
             raise UsageError(f"align '{spec}' chooses classes, and {name} is a regression; leave out classes.")
         part = np.arange(len(x)) if source.official_test is None else np.flatnonzero(~source.official_test)
         label = np.zeros(len(part), np.int32) if source.num_classes is None else source.y[part]
-        index = part[_chosen(spec, label, name, seed)]
+        if spec.own and source.group is not None:
+            index, held = (part[rows] for rows in _chosen_by_group(spec, label, source.group[part], name, seed))
+        else:
+            index = held = part[_chosen(spec, label, name, seed)]
         if not spec.own:
             _check_kind(spec, source, dataset)
     x = x[index]
-    return PublicRows(spec, name, index, x if spec.own else _fitting(spec, x, dataset))
+    return PublicRows(spec, name, index, x if spec.own else _fitting(spec, x, dataset), held)
 
 
 def without(dataset: Dataset, index: np.ndarray) -> Dataset:
-    """The data set without these rows; it has no groups, which `draw` refuses."""
+    """The data set without these rows; codes of groups count from 0 without gaps again."""
     keep = np.ones(len(dataset.y), bool)
     keep[index] = False
+    left, group = (None, None) if dataset.group is None else np.unique(dataset.group[keep], return_inverse=True)
 
     def kept(values: np.ndarray | None) -> np.ndarray | None:
         return None if values is None else values[keep]
@@ -126,6 +133,8 @@ def without(dataset: Dataset, index: np.ndarray) -> Dataset:
         coarse=kept(dataset.coarse),
         scale=kept(dataset.scale),
         official_test=kept(dataset.official_test),
+        group=None if group is None else group.astype(np.int32),
+        groups=() if left is None else tuple(dataset.groups[code] for code in left),
     )
 
 
@@ -153,8 +162,6 @@ def _check_apart(spec: Alignment, dataset: Dataset, mixed: str | None) -> None:
         raise UsageError(f"align '{spec}' takes rows that are dealt to clients; write own:N to hold them out first.")
     if mixed is not None and mixed == (name if spec.own else spec.source):
         raise UsageError(f"align '{spec}' takes rows that transform 'mix:{mixed}' deals to clients; choose another.")
-    if spec.own and dataset.group is not None:
-        raise UsageError(f"align '{spec}' cannot keep the rows of a group together; leave out align or group.")
     if not spec.own and dataset.features is not None:
         raise UsageError(
             f"align '{spec}' has no columns that fit the table {dataset.name}; hold out its own with own:N."
@@ -194,6 +201,45 @@ def _chosen(spec: Alignment, label: np.ndarray, name: str, seed: int) -> np.ndar
     """(rows,) which rows are drawn, one of each class in turn; of its own the data set keeps one of each class."""
     if spec.rows is None:
         return np.arange(len(label))
+    drawn = _in_turn(spec, label, name, seed)
+    _check_number(spec, len(drawn), name)
+    return drawn[: spec.rows]
+
+
+def _chosen_by_group(
+    spec: Alignment, label: np.ndarray, group: np.ndarray, name: str, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that are drawn, and all rows of their groups.
+
+    A group that has the last row of a class stays in the data set.
+    """
+    assert spec.rows is not None
+    _, unit = np.unique(group, return_inverse=True)
+    of_unit = majority(unit, label)
+    order = _in_turn(spec, of_unit, name, seed)
+    fits = np.ones(len(label), bool) if spec.classes is None else np.isin(label, of_unit[order])
+    members = np.split(np.argsort(unit, kind="stable"), np.cumsum(np.bincount(unit))[:-1])
+    left, index, held = np.bincount(label), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for rows in (members[place] for place in order):
+        if len(index) >= spec.rows:
+            break
+        after = left - np.bincount(label[rows], minlength=len(left))
+        if (after[label[rows]] > 0).all():
+            left, held, index = after, np.r_[held, rows], np.r_[index, rows[fits[rows]]]
+    _check_number(spec, len(index), name)
+    return index[: spec.rows], held
+
+
+def _check_number(spec: Alignment, found: int, name: str) -> None:
+    if spec.rows is not None and spec.rows > found:
+        of = "" if spec.classes is None else f" of {spec.classes} classes"
+        raise UsageError(
+            f"align '{spec}' asks for {spec.rows} rows{of}, and {name} can give {found}; ask for at most that."
+        )
+
+
+def _in_turn(spec: Alignment, label: np.ndarray, name: str, seed: int) -> np.ndarray:
+    """All rows (or groups) that may be drawn, one of each class in turn."""
     rng = stream(seed, Purpose.ALIGN)
     to_give = np.bincount(label) - spec.own
     classes = rng.permutation(np.flatnonzero(to_give > 0))
@@ -207,13 +253,7 @@ def _chosen(spec: Alignment, label: np.ndarray, name: str, seed: int) -> np.ndar
     by_class = shuffled[np.argsort(place[label[shuffled]], kind="stable")]
     turn = rank(label[by_class])
     allowed = (turn < to_give[label[by_class]]) & (place[label[by_class]] < (spec.classes or len(classes)))
-    drawn = by_class[allowed][np.argsort(turn[allowed], kind="stable")]
-    if spec.rows > len(drawn):
-        of = "" if spec.classes is None else f" of {spec.classes} classes"
-        raise UsageError(
-            f"align '{spec}' asks for {spec.rows} rows{of}, and {name} can give {len(drawn)}; ask for at most that."
-        )
-    return drawn[: spec.rows]
+    return by_class[allowed][np.argsort(turn[allowed], kind="stable")]
 
 
 def _check_kind(spec: Alignment, source: Dataset, dataset: Dataset) -> None:

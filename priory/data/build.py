@@ -55,7 +55,7 @@ def _hold_out_public(
         return dataset, None
     mixed = next((step.argument for step in steps if step.name == "mix"), None)
     public = alignment.draw(wanted.align, dataset, wanted.seed, mixed)
-    return (alignment.without(dataset, public.index) if wanted.align.own else dataset), public
+    return (alignment.without(dataset, public.held) if wanted.align.own else dataset), public
 
 
 def _deal_and_split(dataset: Dataset, wanted: Plan) -> Deal:
@@ -193,7 +193,8 @@ def _mix(dataset: Dataset, deal: Deal, other_name: str, wanted: Plan) -> tuple[D
         y=np.concatenate([dataset.y, other.y]),
         name=f"{dataset.name}+{other.name}",
     )
-    return both, replace(deal, owner=np.concatenate(owners), part=np.r_[deal.part, second.part])
+    unit = None if deal.unit is None else np.r_[deal.unit, deal.unit.max() + 1 + np.arange(len(other.y))]
+    return both, replace(deal, owner=np.concatenate(owners), part=np.r_[deal.part, second.part], unit=unit)
 
 
 def _take_sizes(dataset: Dataset, deal: Deal, wanted: Plan) -> Deal:
@@ -306,6 +307,7 @@ def _assemble(
         encoder=encoder,
         public=shown,
         public_rows=None if public is None else Origin(public.source, public.index),
+        group=None if deal.unit is None else deal.unit[rows],
     )
 
 

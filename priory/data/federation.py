@@ -54,6 +54,7 @@ class Federation:
         clients: Names; the first `num_clients` take part, the rest are newcomers.
         num_classes: None for regression.
         classes: Class names, in label order.
+        group: (examples,) code of the group that a row belongs to; rows of a group share a part of a client. Or None.
         truth: What is known of each client (cluster, rotation, true weights ...); first axis all clients.
         spec: Everything needed to make it again, see `from_spec`.
         checksum: sha256 over pool and splits, and the alignment set where there is one.
@@ -81,6 +82,7 @@ class Federation:
     encoder: "Encoder | None" = None
     public: np.ndarray | None = None
     public_rows: Origin | None = None
+    group: np.ndarray | None = None
 
     @property
     def num_clients(self) -> int:
@@ -96,6 +98,8 @@ class Federation:
     def form(self) -> Form:
         """What the examples look like, without any of them."""
         named = {role: self.spec[role] for role in ROLES if self.spec.get(role)}
+        if self.group is not None:
+            named.setdefault("group", "group")  # the array of that name
         return Form(
             self.name,
             self.input_shape,

@@ -171,7 +171,7 @@ def from_frame(
         groups=groups,
         scale=None if scale is None else standard_errors(frame[scale].to_numpy(), f"scale column {scale!r}"),
         features=features,
-        source={"data": name, "memory": True},
+        source={"data": name, "memory": True, **named},
     )
 
 

@@ -401,10 +401,46 @@ def test_a_table_has_no_rows_but_its_own(tmp_path):
             made.partition(align=align)
 
 
-def test_rows_of_a_group_are_not_parted(numbered):
-    made = numbered(rows=40, group=np.arange(40) // 4)
-    with pytest.raises(UsageError, match="cannot keep the rows of a group together; leave out align or group"):
-        made.partition("iid", clients=2, align="own:4")
+@pytest.mark.parametrize("spec", ["natural", "iid", "dirichlet:0.5"])
+def test_no_client_holds_a_row_of_a_group_of_the_alignment_set(numbered, ids, spec):
+    group = np.arange(120) // 3
+    made = numbered(rows=120, classes=4, client=group % 5, group=[f"g{name}" for name in group])
+    federation = made.partition(spec, clients=5, validation=0.2, align="own:20")
+    public = set(federation.public.ravel().astype(int) // 3)
+    sides = [{row // 3 for row in ids(federation, part)} for part in ("train", "validation", "test")]
+    assert len(federation.public) == 20
+    assert all(sides)
+    assert sum(map(len, [public, *sides])) == len(public.union(*sides)) == 40
+    held = [row for part in ("train", "validation", "test") for row in ids(federation, part)]
+    assert sorted(held) == [row for row in range(120) if row // 3 not in public]  # all rows of all other groups
+
+
+def test_groups_of_one_row_are_drawn_as_rows_are(numbered):
+    plain, alone = numbered(rows=60), numbered(rows=60, group=np.arange(60))
+    for align in ("own:20", "own:7:classes=2"):
+        assert drawn(alone, align) == drawn(plain, align)
+
+
+def test_a_smaller_set_of_groups_is_the_beginning_of_a_larger_one(numbered):
+    made = numbered(rows=120, classes=4, group=np.arange(120) // 3)
+    assert drawn(made, "own:50")[:10] == drawn(made, "own:10")
+
+
+def test_classes_of_an_alignment_set_are_chosen_with_groups_too(numbered):
+    made = numbered(rows=120, classes=4, group=np.arange(120) // 3)
+    labels = np.array(drawn(made, "own:12:classes=2")) % 4
+    assert len(set(labels)) == 2
+
+
+def test_the_last_rows_of_a_class_stay_with_the_clients_although_another_class_has_their_group():
+    y = np.r_[np.repeat(["a", "b"], 20), ["a", "a", "c"]]
+    made = dataset(np.arange(43.0)[:, None], y, group=np.r_[np.arange(40) // 2, 20, 20, 20], task="classification")
+    for seed in range(5):
+        federation = made.partition("iid", clients=2, align="own:34", seed=seed)
+        assert 42 not in federation.public_rows.index
+        assert set(federation.y) == {0, 1, 2}
+    with pytest.raises(UsageError, match=r"asks for 40 rows, and arrays can give 3[68]; ask for at most that"):
+        made.partition("iid", clients=2, align="own:40")
 
 
 def test_rows_that_a_transform_deals_to_clients_are_refused():
