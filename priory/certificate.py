@@ -22,6 +22,7 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.core.struct import struct
 from priory.data import Federation
+from priory.data.form import Form
 from priory.evaluate import Place, Standing, batch_size, evaluated_posterior, for_each
 from priory.fed.method import Certifies, Task, Uncertified
 from priory.fed.shard import Shard
@@ -29,12 +30,17 @@ from priory.models.likelihood import Categorical
 
 DELTA, DRAWS = 0.05, 1000
 LEAST_DRAWS = 1000
+MOST_KNOWN = 0.1  # share of a client's rows that may equal some of the participants' by chance
 SAMPLING = 0.2  # share of δ that goes to the draws, which a few more of make up for
 
 ASSUMPTIONS = (
     "the client's rows are independent draws of one distribution, and the error is that of new rows of it",
     "nothing that the federation learned or that was chosen for it (prior, scaling, settings, rounds) has seen them",
     "it is the only certificate that was tried: of several, the best holds with their number times delta",
+)
+ONE_EACH = (
+    "groups are the unit: the client has one row of each {group!r}, these rows are independent draws of one "
+    "distribution, and the error is that of a row drawn in the same way of a new {group!r}"
 )
 TOOK_PART = (
     "the client took part in the training, so that the prior has seen its rows; hold it out as a newcomer, or give the "
@@ -181,14 +187,84 @@ def check_numbers(delta: float, draws: int) -> None:
 
 def check_newcomers(federation: Federation) -> np.ndarray:
     """The newcomers that have training rows; raises `UsageError` where there are none."""
-    num = federation.num_clients
+    num, refused = federation.num_clients, []
     ids = num + np.flatnonzero(federation.train.count[num:])
     if not len(ids):
         raise UsageError(
             "No client with training rows was held out, and of the others the prior has seen the rows; hold some out "
             "with --newcomers 0.2, or give `Run.certificate` a prior that has not seen the client."
         )
+    for index in map(int, ids):
+        try:
+            check_groups(federation.form, group_of(federation, index), f"client {federation.clients[index]}")
+        except UsageError as error:
+            refused.append(error)
+    if len(refused) == len(ids):
+        raise refused[0]
     return ids
+
+
+def group_of(federation: Federation, client: int) -> np.ndarray | None:
+    """Return the groups of a client's training rows, where the federation has groups."""
+    return None if federation.group is None else federation.group[federation.rows(client, "train")]
+
+
+def check_groups(form: Form, group: np.ndarray | None, who: str) -> None:
+    """Raise `UsageError` where rows may depend on each other: a bound on n rows takes them for independent.
+
+    Args:
+        group: The group of each row of the client; None where it is not known.
+    """
+    name = form.role("group")
+    if name is None:
+        return
+    why = f"rows with the same {name!r} are not independent, and the bound needs rows that are"
+    if group is None:
+        raise UsageError(f"No certificate for {who}: {why}; give `onboard` the {name!r} of each row as `group`.")
+    num = len(np.unique(group))
+    if num < len(group):
+        raise UsageError(
+            f"No certificate for {who}: its {len(group)} training rows have {num} values of {name!r}, {why}; keep one "
+            f"row of each {name!r} for a certificate with groups as the unit."
+        )
+
+
+def participants_rows(federation: Federation) -> set[bytes]:
+    """Return the rows, labels included, that the participants trained on."""
+    split, num = federation.train, federation.num_clients
+    return {
+        x.tobytes() + y.tobytes()
+        for start, rows in zip(split.start[:num], split.count[:num], strict=True)
+        for x, y in zip(federation.x[start : start + rows], federation.y[start : start + rows], strict=True)
+    }
+
+
+def check_rows(
+    federation: Federation,
+    seen: set[bytes],
+    x: np.ndarray,
+    y: np.ndarray,
+    group: np.ndarray | None,
+    who: str = "the client",
+) -> int:
+    """Return how many of a client's rows equal, label included, ones that participants trained on.
+
+    Some do by chance, where inputs have few values. Raises `UsageError` where there are more, or where rows depend on
+    each other.
+
+    Args:
+        federation: Of the participants.
+        seen: The participants' rows.
+    """
+    check_groups(federation.form, group, who)
+    x, y = x.astype(federation.x.dtype), y.astype(federation.y.dtype)
+    known = sum(one.tobytes() + label.tobytes() in seen for one, label in zip(x, y, strict=True))
+    if known > MOST_KNOWN * len(y):
+        raise UsageError(
+            f"{known} of {who}'s {len(y)} rows are among those that participants trained on, so that the prior has "
+            "seen them; certify a client that took no part."
+        )
+    return known
 
 
 def count(method: Any, task: Task, down: Any, posterior: Any, data: Shard, key: Key, num: int) -> Counts:
@@ -254,8 +330,13 @@ def conclude(
     client: str | None = None,
     rounds: int | None = None,
     known: int = 0,
+    group: str | None = None,
 ) -> Certificate:
-    """The certificate that the counts of one client give; its other numbers are those of `Certificate`."""
+    """The certificate that the counts of one client give; its other numbers are those of `Certificate`.
+
+    Args:
+        group: What the rows are grouped by, each of them in a group of its own.
+    """
     labels, draws = np.asarray(counts.labels), len(counts.wrong)
     rows, divergence = int(labels.sum()), float(counts.divergence)
     if rows == 0:
@@ -287,4 +368,5 @@ def conclude(
         certifies=certifies,
         rounds=rounds,
         known=known,
+        assumptions=ASSUMPTIONS if group is None else (ONE_EACH.format(group=group), *ASSUMPTIONS[1:]),
     )

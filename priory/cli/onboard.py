@@ -17,7 +17,8 @@ from priory.cli.models import MODEL, ONBOARDED
 from priory.cli.rows import predictions
 from priory.cli.run import free_path, opened, run_groups
 from priory.core.errors import UsageError
-from priory.data import checks, splits
+from priory.data import checks
+from priory.data.form import Form
 from priory.data.rows import Rows, read_rows
 from priory.engine import PersonalModel, Run, load, save_model
 from priory.fed.method import Population, Unlabelled
@@ -99,7 +100,7 @@ def onboard(argv: Sequence[str]) -> int:
         )
     run, console = load(path), report.console()
     form, likelihood = run.federation.form, run.task.likelihood
-    data = None if chosen.data is None else read_rows(form, likelihood, chosen.data, chosen.target, labels=True)
+    data = None if chosen.data is None else read_rows(form, likelihood, chosen.data, chosen.target, with_labels=True)
     asked = None if chosen.predict is None else read_rows(form, likelihood, chosen.predict)
     if asked is None and data is not None and (data.y is None or not chosen.labels):
         asked = data
@@ -147,20 +148,20 @@ def _joined(run: Run, data: Rows | None, chosen: Options, has_task: bool, consol
 def _labelled(run: Run, data: Rows, chosen: Options, has_task: bool, console: Console) -> Outcome:
     """The model from labels, scored beside those that need less."""
     assert data.y is not None
-    num = len(data.x)
-    random, alike = splits.stream(chosen.seed, splits.Purpose.TEST), np.zeros(num, np.int32)
-    is_test = splits.hold_out(
-        alike, alike, chosen.test, random
-    )  # labels have no say: sets and certificates rest on that
+    assert chosen.data is not None
+    form = run.federation.form
+    is_test = data.held_out(form, chosen.data, chosen.test, chosen.seed)
     own, held, scored = data.where(~is_test), data.where(is_test), bool(is_test.any())
     if not scored and not has_task:
         raise UsageError(
-            f"test={chosen.test:g} holds out none of {num} rows, so that nothing is scored; raise it, or name rows to "
-            "predict with --predict FILE."
+            f"test={chosen.test:g} holds out none of {len(data.x)} rows{_values(form, data, ' with ')}, so that "
+            "nothing is scored; raise it, or name rows to predict with --predict FILE."
         )
-    model = run.onboard(own.x, own.y, own.scale, encoded=True)
+    model = run.onboard(own.x, own.y, own.scale, encoded=True, group=own.group)
     title = f"{run.name} on {run.federation.name}: {len(own.x)} rows with labels give a personal model"
-    console.print(f"{title}, scored on {len(held.x)} held out" if scored else title, markup=False, soft_wrap=True)
+    if scored:
+        title += f", scored on {len(held.x)} held out{_values(form, held, ', all those of ')}"
+    console.print(title, markup=False, soft_wrap=True)
     if not scored:
         return Outcome(model, LABELS, None, _certified(model, chosen, console))
     models = {NO_DATA: run.onboard()} if isinstance(run.method, Population) else {}
@@ -171,6 +172,14 @@ def _labelled(run: Run, data: Rows, chosen: Options, has_task: bool, console: Co
     told["uncertainty"] = _uncertainty(model, held, console)
     proved = _certified(model, chosen, console)
     return Outcome(model.calibrated(held.x, held.y, held.scale, encoded=True), LABELS, told, proved)
+
+
+def _values(form: Form, rows: Rows, before: str) -> str:
+    """The number of groups that the rows have, where they have any."""
+    if rows.group is None:
+        return ""
+    num = len(np.unique(rows.group))
+    return f"{before}{num} value{'' if num == 1 else 's'} of {form.role('group')!r}"
 
 
 def _compared(models: dict[str, PersonalModel], rows: Rows, console: Console) -> dict[str, Any]:

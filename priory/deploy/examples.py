@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from priory.core.errors import UsageError
-from priory.data import Federation, splits
+from priory.data import Federation
 from priory.data.rows import read_rows
 from priory.store import write_atomically
 
@@ -61,11 +61,10 @@ class Examples:
 
 def from_file(path: str | Path, charter: "Charter", test: float = 0.2, seed: int = 0) -> Examples:
     """The rows of a .csv, .parquet or .npz file with labels; a part of them is held out to score the model."""
-    rows = read_rows(charter.form, charter.tasks[0].likelihood, str(path), labels=True)
+    rows = read_rows(charter.form, charter.tasks[0].likelihood, str(path), with_labels=True)
     if rows.y is None:
         raise UsageError(f"{path} has no labels; add the column {charter.form.role('target') or 'y'!r}.")
-    alike, random = np.zeros(len(rows.x), np.int32), splits.stream(seed, splits.Purpose.TEST)
-    is_test = splits.hold_out(alike, alike, test, random)
+    is_test = rows.held_out(charter.form, str(path), test, seed)
     return Examples(rows.x, charter.form.read_labels(rows.y), rows.scale, is_test)
 
 

@@ -18,7 +18,6 @@ from priory.fed.shard import Shard
 from priory.store import RunDirectory
 
 Run = Any  # `engine.run.Run`, which imports this file
-MOST_KNOWN = 0.1  # share of a client's rows that may equal some of the participants' by chance
 WITHOUT_LABELS = "it was made without labels, and a certificate counts errors on them; give `onboard` x and y"
 WITHOUT_ROWS = "the rows that it was made from are not kept with it; ask for it when the client is onboarded"
 
@@ -29,6 +28,7 @@ class Basis:
 
     Attributes:
         federation: Of those that took part, none of whose rows may be the client's.
+        group: The group of each of the client's rows; None where it is not known.
     """
 
     down: Any
@@ -37,54 +37,28 @@ class Basis:
     root: Key
     completed: int
     place: int
+    group: np.ndarray | None
 
 
-def basis_of(run: Run, data: Shard, place: int) -> Basis:
+def basis_of(run: Run, data: Shard, place: int, group: np.ndarray | None) -> Basis:
     """The basis of a client that took no part in the run."""
-    return Basis(run.method.broadcast(run.server), data, run.federation, run.root, run.completed, place)
+    return Basis(run.method.broadcast(run.server), data, run.federation, run.root, run.completed, place, group)
 
 
 def certify(
     method: Any, task: Task, posterior: Any, basis: Basis, delta: float, draws: int, client: str | None = None
 ) -> Certificate:
-    """The certificate of a posterior; the method has been checked.
-
-    Raises `UsageError` where more rows than a few are ones that participants trained on.
-    """
-    known, num = known_rows(basis.federation, basis.data), int(basis.data.count)
-    if known > MOST_KNOWN * num:
-        raise UsageError(
-            f"{known} of the client's {num} rows are among those that participants trained on, so that the prior "
-            "has seen them; certify a client that took no part."
-        )
+    """The certificate of a posterior; the method has been checked, its rows are checked here."""
+    federation, data, start = basis.federation, basis.data, int(basis.data.start[0])
+    own = slice(start, start + int(data.count))
+    assert data.pool.y is not None
+    x, y = np.asarray(data.pool.x[own]), np.asarray(data.pool.y[own])
+    seen = certificate.participants_rows(federation)
+    known = certificate.check_rows(federation, seen, x, y, basis.group)
     t, place = jnp.int32(basis.completed), jnp.int32(basis.place)
     counts = certificate.counts_of(method, task, basis.down, posterior, basis.data, basis.root, t, place, num=draws)
-    return certificate.conclude(counts, delta, method.certifies, client, basis.completed, known)
-
-
-def known_rows(federation: Federation, data: Shard) -> int:
-    """How many rows of a client equal, label included, ones that participants trained on.
-
-    Some do by chance, where inputs have few values.
-    """
-    start, count = int(data.start[0]), int(data.count)
-    own = slice(start, start + count)
-    assert data.pool.y is not None
-    return _known(_trained_on(federation), np.asarray(data.pool.x[own]), np.asarray(data.pool.y[own]), federation)
-
-
-def _trained_on(federation: Federation) -> set[bytes]:
-    split, num = federation.train, federation.num_clients
-    return {
-        x.tobytes() + y.tobytes()
-        for start, rows in zip(split.start[:num], split.count[:num], strict=True)
-        for x, y in zip(federation.x[start : start + rows], federation.y[start : start + rows], strict=True)
-    }
-
-
-def _known(seen: set[bytes], x: np.ndarray, y: np.ndarray, federation: Federation) -> int:
-    x, y = x.astype(federation.x.dtype), y.astype(federation.y.dtype)
-    return sum(one.tobytes() + label.tobytes() in seen for one, label in zip(x, y, strict=True))
+    group = federation.form.role("group")
+    return certificate.conclude(counts, delta, method.certifies, client, basis.completed, known, group)
 
 
 def of_newcomers(run: Run, delta: float, draws: int) -> dict[str, Certificate]:
@@ -113,20 +87,27 @@ def of_client(run: Run, client: int | str, prior: Run | None, delta: float, draw
     name = run.federation.clients[index]
     _check_prior(run, prior, name)
     place = prior.federation.index(name)
-    basis = basis_of(prior, prior.train.of(jnp.int32(place)), place)
+    group = certificate.group_of(prior.federation, place)
+    basis = basis_of(prior, prior.train.of(jnp.int32(place)), place, group)
     return certify(prior.method, prior.task, run.client(index).posterior, basis, delta, draws, name)
 
 
 def _of_each(run: Run, ids: np.ndarray, delta: float, draws: int) -> dict[str, Certificate]:
-    counts, found = run.session.counts(ids, draws), {}
-    federation, seen, failed = run.federation, _trained_on(run.federation), []
-    for i, index in enumerate(ids):
-        name, own = federation.clients[index], jax.tree.map(lambda leaf, i=i: leaf[i], counts)
-        rows = federation.rows(int(index), "train")
-        known = _known(seen, federation.x[rows], federation.y[rows], federation)
+    federation, known, found, failed = run.federation, {}, {}, []
+    seen, by = certificate.participants_rows(federation), federation.form.role("group")
+    for index in map(int, ids):
+        rows, group = federation.rows(index, "train"), certificate.group_of(federation, index)
+        x, y, who = federation.x[rows], federation.y[rows], f"client {federation.clients[index]}"
         try:
-            found[name] = certificate.conclude(own, delta, run.method.certifies, name, run.completed, known)
+            known[index] = certificate.check_rows(federation, seen, x, y, group, who)
         except UsageError as error:  # of this client alone
+            failed.append(str(error))
+    counts = run.session.counts(np.array(list(known)), draws) if known else None
+    for i, (index, equal) in enumerate(known.items()):
+        name, own = federation.clients[index], jax.tree.map(lambda leaf, i=i: leaf[i], counts)
+        try:
+            found[name] = certificate.conclude(own, delta, run.method.certifies, name, run.completed, equal, by)
+        except UsageError as error:
             failed.append(str(error))
     if not found:
         raise UsageError(failed[0])

@@ -127,11 +127,16 @@ class Run:
         """What the personal model of a client says about raw inputs; arguments as for `PersonalModel.predict`."""
         return self.client(client).predict(x, scale, encoded)
 
-    def onboard(self, x: Any = None, y: Any = None, scale: Any = None, encoded: bool = False) -> PersonalModel:
+    def onboard(
+        self, x: Any = None, y: Any = None, scale: Any = None, encoded: bool = False, group: Any = None
+    ) -> PersonalModel:
         """The personal model of a client that never took part, from what it has.
 
         With raw inputs and labels, as the data have them, it learns as a participant would. Inputs alone serve a method
         with `infer`; with any other, and without data, the client gets the model of the population.
+
+        Args:
+            group: The group of each row, where the run's data have groups; a certificate needs it.
         """
         if x is None:
             if y is not None:
@@ -142,7 +147,10 @@ class Run:
             return self._inferred(data)
         place = len(self.federation.clients)
         _, state = self.session.record_of(place % len(self.session.tasks))  # its shape, of a client with that network
-        visits, basis = self.settings.onboard_visits, certified.basis_of(self, data, place)
+        groups = None if group is None else np.asarray(group)
+        if groups is not None and groups.shape != (int(data.count),):
+            raise UsageError(f"group has shape {groups.shape} and y {int(data.count)} rows; give one value for each.")
+        visits, basis = self.settings.onboard_visits, certified.basis_of(self, data, place, groups)
         return self._personalised(data, place, jnp.bool_(False), state, basis, visits)
 
     def elbo(self) -> Elbo:

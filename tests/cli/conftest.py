@@ -34,6 +34,12 @@ def patients() -> pd.DataFrame:
     return frame
 
 
+def visits() -> pd.DataFrame:
+    """The table with four rows of each patient, none of them after one another."""
+    rows = np.arange(120)
+    return patients().assign(patient=[f"P{number}" for number in rows // 12 * 3 + rows % 3])
+
+
 @pytest.fixture(autouse=True)
 def _somewhere_else(somewhere_else):
     pass
@@ -59,17 +65,19 @@ def unscored() -> Iterator[None]:
 def made(tmp_path_factory) -> Callable[[str], str]:
     """Copy a finished run into the current directory; it is made when it is first asked for.
 
-    By name: methods on the digits, and three runs on `patients`: a posterior, a point without validation rows, a
-    regression. The runs have no scores.
+    By name: methods on the digits, and four runs on `patients`: a posterior, a point without validation rows, the
+    same with groups, a regression. The runs have no scores.
     """
     root = tmp_path_factory.mktemp("made")
     patients().to_csv(root / "table.csv", index=False)
+    visits().to_csv(root / "visits.csv", index=False)
     where = ["--data", str(root / "table.csv"), "--client", "site", "--rounds", "1", "--model", "linear"]
     classes = [*where, "--target", "ill", "--drop", "cost"]
     kinds = {
         "pfedbayes": ["pfedbayes", *BAYES],
         "bayes": ["pfedbayes", *classes, "--validation", "0.4"],
         "point": ["fedavg", *classes, "--newcomers", "0.3"],
+        "grouped": ["fedavg", *classes, "--newcomers", "0.3", "--data", str(root / "visits.csv"), "--group", "patient"],
         "regression": ["fedavg", *where, "--target", "cost", "--drop", "ill", "--validation", "0.4"],
     }
 

@@ -16,9 +16,9 @@ import priory
 from priory import methods
 from priory.cli import main, onboard, rows
 from priory.core.struct import replace, struct
-from priory.data.splits import Purpose, hold_out, stream
+from priory.data.splits import Purpose, hold_out, hold_out_units, stream
 from priory.fed.method import Certifies, Population, Unlabelled
-from tests.cli.conftest import patients
+from tests.cli.conftest import patients, visits
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "newcomers.md"
 
@@ -201,6 +201,44 @@ def test_a_table_is_read_by_its_columns_with_and_without_the_target(made, capsys
     assert "give a .csv file with the columns age, sex" in complaint(["onboard", name, "--data", "ward.npz"], capsys)
     frame.to_csv("new.csv", index=False)
     assert "'illness' is not known" in complaint(["onboard", name, "--data", "new.csv", "--target", "illness"], capsys)
+
+
+def test_rows_of_a_group_are_held_out_together(made, capsys):
+    frame, name = visits()[["age", "sex", "ill", "patient"]], made("grouped")
+    frame[:40].to_csv("new.csv", index=False)
+    out = told(["onboard", name, "--data", "new.csv"], capsys)
+    learned, held, num = map(
+        int, re.search(r"(\d+) rows .* on (\d+) held out, all those of (\d+) values", out).groups()
+    )
+    assert learned + held == 40
+    counts = frame[:40].patient.value_counts()
+    # A subset of whole groups: 9 of them have 4 rows, and the rest less.
+    assert num == round(0.2 * len(counts))
+    assert held >= counts.nsmallest(num).sum()
+    groups = np.unique(frame.patient[:40], return_inverse=True)[1]
+    alike = np.zeros(40, np.int32)
+    is_test = hold_out_units(alike, alike, groups, 0.2, stream(0, Purpose.TEST))
+    assert not set(groups[is_test]) & set(groups[~is_test])
+    run = priory.load(name)
+    model = run.onboard(frame[:40][~is_test][["age", "sex"]], frame[:40][~is_test].ill)
+    expected = model.score(frame[:40][is_test][["age", "sex"]], frame[:40][is_test].ill)
+    scores = json.loads(Path("grouped/onboarded/new/scores.json").read_text())["scores"]
+    assert scores["labelled"]["nll"] == pytest.approx(expected.nll, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"patient": None}, "column 'patient' is missing in 40 of 40 rows"),
+        ({"patient": "P1"}, "test=0.2 holds out none of 40 rows with 1 value of 'patient', so that nothing is scored"),
+        ({}, "new.csv: column 'patient' is absent, and rows with the same 'patient' stay on one side of every split"),
+    ],
+)
+def test_a_file_without_groups_ends_in_one_sentence_where_the_run_has_them(made, capsys, change, named):
+    patients()[["age", "sex", "ill"]][:40].assign(**change).to_csv("new.csv", index=False)
+    assert named in complaint(["onboard", made("grouped"), "--data", "new.csv"], capsys)
+    assert not Path("grouped/onboarded").exists()
+    assert main(["onboard", "grouped", "--data", "new.csv", "--no-labels"]) == 0  # where no row is held out
 
 
 @pytest.mark.slow  # a run of its own

@@ -86,6 +86,18 @@ def test_the_same_rows_are_held_out_every_time(table):
     np.testing.assert_array_equal(from_file(path, charter).is_test, from_file(path, charter).is_test)
 
 
+def test_rows_of_a_group_are_held_out_together(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("age,ill,site,patient\n" + "".join(f"{i % 7},{i % 2},{i // 20},{i // 4}\n" for i in range(40)))
+    federation = data.load(str(path), target="ill", client="site", group="patient").partition()
+    charter = charters.make(methods.get("fedavg")(), federation, Settings(rounds=1, model=MODEL))
+    assert from_file(path, charter).is_test.reshape(10, 4).sum(axis=1).tolist().count(4) == 2
+    assert from_file(path, charter).is_test.sum() == 8
+    path.write_text("age,ill\n1,0\n2,1\n")
+    with pytest.raises(UsageError, match="column 'patient' is absent"):
+        from_file(path, charter)
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

@@ -101,6 +101,68 @@ def test_a_few_rows_of_participants_are_told_and_more_are_refused(run):
             assert found.rounds == run.completed
 
 
+def with_rows_of_participants(run, newcomers):
+    """The run, as if all rows of these newcomers were ones of the first client."""
+    federation = run.federation
+    x, y, places = federation.x.copy(), federation.y.copy(), np.arange(len(federation.y))
+    for name in newcomers:
+        rows = places[federation.rows(name, "train")]
+        old = np.resize(places[federation.rows(0, "train")], len(rows))
+        x[rows], y[rows] = x[old], y[old]
+    return dataclasses.replace(run, federation=dataclasses.replace(federation, x=x, y=y), path=None)
+
+
+def test_a_newcomer_with_rows_of_participants_is_refused_among_all_newcomers_too(run, found):
+    names = list(found)
+    with pytest.warns(UserWarning, match=f"of client {names[0]}'s .* rows are among those that participants trained"):
+        left = with_rows_of_participants(run, names[:1]).certificates()
+    assert list(left) == names[1:]
+    with pytest.raises(UsageError, match="are among those that participants trained on"):
+        with_rows_of_participants(run, names).certificates()
+    with pytest.raises(UsageError, match="are among those that participants trained on"):
+        with_rows_of_participants(run, names).certificate(names[-1])
+
+
+def grouped(run, rows_each):
+    """The run, as if so many rows after one another had one patient."""
+    federation = run.federation
+    group = np.arange(len(federation.y), dtype=np.int32) // rows_each
+    spec = federation.spec | {"group": "patient"}
+    return dataclasses.replace(run, federation=dataclasses.replace(federation, group=group, spec=spec), path=None)
+
+
+def test_rows_of_groups_are_refused_with_the_column_the_reason_and_the_remedy(run, found):
+    some, name = grouped(run, 2), list(found)[-1]
+    words = (
+        r"training rows have \d+ values of 'patient', rows with the same 'patient' are not independent, .* one row of"
+    )
+    for ask in (some.certificates, lambda: some.certificate(name)):
+        with pytest.raises(UsageError, match=words):
+            ask()
+    rows = run.federation.rows(name, "train")
+    x, y, group = run.federation.x[rows], run.federation.y[rows], some.federation.group[rows]
+    with pytest.raises(UsageError, match=words):
+        some.onboard(x, y, group=group).certificate()
+    with pytest.raises(UsageError, match=r"not independent.*give `onboard` the 'patient' of each row"):
+        some.onboard(x, y).certificate()
+
+
+def test_one_row_of_each_group_has_the_bound_of_rows_with_groups_as_the_unit(run, found):
+    each, name = grouped(run, 1), list(found)[-1]
+    rows = run.federation.rows(name, "train")
+    onboarded = each.onboard(run.federation.x[rows], run.federation.y[rows], group=np.arange(found[name].rows))
+    plain = run.onboard(run.federation.x[rows], run.federation.y[rows]).certificate()
+    for one, other in ((each.certificates()[name], found[name]), (onboarded.certificate(), plain)):
+        assert dataclasses.replace(one, assumptions=other.assumptions) == other
+        assert "groups are the unit: the client has one row of each 'patient'" in "".join(one.lines())
+
+
+def test_a_group_for_each_row_is_needed(run):
+    rows = run.federation.rows(0, "train")
+    with pytest.raises(UsageError, match=r"group has shape \(3,\) and y \d+ rows; give one value for each"):
+        run.onboard(run.federation.x[rows], run.federation.y[rows], group=[1, 2, 3])
+
+
 def test_a_newcomer_without_a_certificate_costs_the_others_none(run, monkeypatch):
     whole = run.certificates()
     counts = run.session.counts
