@@ -3,11 +3,12 @@
 import dataclasses
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
-from priory import data
+from priory import data, report
 from priory.cli import flags
 from priory.cli.flags import Flag
 from priory.data import Federation
@@ -36,7 +37,7 @@ class DataFlags:
         client: Column that names the client of a row (CSV).
         drop: Columns that are no features (CSV, and radon's floor or log_uranium).
         group: Column whose equal rows never fall on both sides of a split, such as a patient (CSV).
-        task: Whether the target is a class or a number; by default inferred from it.
+        task: Whether the target is a class or a number; by default inferred from it, and printed for a CSV file.
         scale: Noise of a regression: a number, learned, or the column of known standard errors (CSV).
     """
 
@@ -60,10 +61,16 @@ class DataFlags:
     task: Literal["classification", "regression"] | None = None
     scale: str | None = None
 
-    def federation(self) -> Federation:
-        """The federation that the flags describe."""
+    def federation(self, told: bool = True) -> Federation:
+        """The federation that the flags describe.
+
+        Args:
+            told: Print how the columns of a table were read.
+        """
         columns = {name: getattr(self, name) for name in ("target", "client", "drop", "group", "task", "scaling")}
         loaded = data.load(self.data, scale=self.column(), **columns)
+        if told and Path(self.data).suffix == ".csv":
+            report.console().print(loaded.describe(), markup=False, soft_wrap=True)
         return loaded.partition(
             self.partition,
             clients=self.clients,

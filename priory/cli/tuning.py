@@ -144,7 +144,7 @@ def _tune(method: Any, axes: list[Axis], chosen: DataFlags, settings: Settings, 
     with progress.counting(f"tuning {name}") as told:
         found = tuner.tune(method, data, axes, seeds=output.seeds, settings=settings, told=told)
     best = tuner.ranked(found, by)
-    final = replace(chosen, validation=0.0).federation()
+    final = replace(chosen, validation=0.0).federation(told=False)
     table = {
         **manifest.describe(best[0].method, final, settings),
         "environment": {"data_checksum": final.checksum},

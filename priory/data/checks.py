@@ -3,14 +3,47 @@
 import difflib
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from priory.core.errors import UsageError
 
-__all__ = ["examples", "fraction", "listing", "number", "unknown", "whole"]
+__all__ = ["Problems", "examples", "fraction", "listing", "number", "unknown", "whole"]
+
+
+MOST_PROBLEMS = 10  # that are printed
+
+
+class Problems:
+    """Errors of one table, gathered so that a user sees all of them at once."""
+
+    def __init__(self, errors: Iterable[UsageError] = ()) -> None:
+        """Start with errors that were found already."""
+        self.sentences = [str(error) for error in errors]
+
+    def add(self, sentence: str) -> None:
+        """Keep a sentence."""
+        self.sentences.append(sentence)
+
+    def catch(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return what the function returns, or None after keeping the error that it raised."""
+        try:
+            return function(*args)
+        except UsageError as error:
+            self.add(str(error))
+            return None
+
+    def check(self) -> None:
+        """Raise one error with all sentences."""
+        if len(self.sentences) == 1:
+            raise UsageError(self.sentences[0])
+        if self.sentences:
+            shown = [f"({number}) {one}" for number, one in enumerate(self.sentences[:MOST_PROBLEMS], start=1)]
+            rest = len(self.sentences) - len(shown)
+            end = [f"And {rest} more."] if rest else []
+            raise UsageError(f"The table has {len(self.sentences)} problems. {' '.join(shown + end)}")
 
 
 def unknown(kind: str, value: str, known: Iterable[str]) -> UsageError:

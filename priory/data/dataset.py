@@ -9,6 +9,7 @@ import numpy as np
 from priory.data.federation import Federation
 
 if TYPE_CHECKING:
+    from priory.data.columns import Column
     from priory.data.tables import Feature
 
 __all__ = ["Dataset", "PartitionOptions"]
@@ -43,6 +44,7 @@ class Dataset:
         scale: (examples,) known standard error of each target.
         official_test: (examples,) bool, the test part that the data came with.
         features: The schema of a table; None for arrays and images.
+        columns: How each column of a table was read, see `describe`.
         pixel_max: Largest value of a uint8 pixel; None when the rows are not images.
         shift: float32, one number or one per channel; None: the mean of the training rows.
         factor: float32 like `shift`; None: one over the deviation of the training rows.
@@ -63,6 +65,7 @@ class Dataset:
     scale: np.ndarray | None = None
     official_test: np.ndarray | None = None
     features: "tuple[Feature, ...] | None" = None
+    columns: "tuple[Column, ...]" = ()
     pixel_max: int | None = None
     shift: np.ndarray | None = field(default_factory=lambda: np.zeros((), np.float32))
     factor: np.ndarray | None = field(default_factory=lambda: np.ones((), np.float32))
@@ -110,6 +113,14 @@ class Dataset:
                 spec, clients, seed, test, validation, newcomers, per_class, sizes, transforms, min_examples, align
             ),
         )
+
+    def describe(self) -> str:
+        """Return how the columns of a table were read, one on each line: role, kind of values, missing ones."""
+        from priory.data.columns import lines
+
+        if not self.columns:
+            return repr(self)
+        return "\n".join([f"{self.name}: {len(self.y)} rows, {len(self.columns)} columns", *lines(self.columns)])
 
     def __repr__(self) -> str:
         task = "regression" if self.num_classes is None else f"{self.num_classes} classes"

@@ -1,5 +1,6 @@
 """Names to numbers: classes, clients and groups as codes from 0, and the kind of task that a target suggests."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,12 +8,13 @@ import numpy as np
 from priory.core.errors import UsageError
 from priory.data import checks
 
-__all__ = ["codes", "known_codes", "read_target", "real_numbers", "task_of"]
+__all__ = ["codes", "known_codes", "odd_one_out", "read_target", "real_numbers", "task_of"]
 
 TASKS = ("classification", "regression")
 MOST_CLASSES = 100  # a whole-number target with more distinct values than this is taken for a quantity
 SURELY_CLASSES = 10  # one with at most this many for classes, however few its rows
 ROWS_A_CLASS = 5  # between the two it must have this many rows a class on average
+MOST_NAMED = 1000  # more classes than this, or than a tenth of the rows, are surely no classes
 
 
 def codes(values: Any, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -33,11 +35,14 @@ def read_target(
     """The target as labels or real numbers, the number of classes (None for regression) and the class names.
 
     Labels are renumbered from 0 in sorted order and keep their names, unless `classes` names them all: then they
-    must already be 0 to C - 1.
+    must already be 0 to C - 1. Without `task` and `classes`, more than 10 classes are refused if they are more than a
+    tenth of the rows or more than 1,000.
     """
     if task_of(values, what, task, bool(classes)) == "regression":
         return real_numbers(values, what), None, ()
     label, names = codes(values, what)
+    if task is None and not classes:
+        _check_classes(values, names, len(label), what)
     if not classes:
         return label, len(names), names
     raw = _one_dimensional(values, what)
@@ -47,6 +52,37 @@ def read_target(
             f"give whole numbers from 0 to {len(classes) - 1}, or name more classes."
         )
     return raw.astype(np.int32), len(classes), tuple(map(str, classes))
+
+
+def _check_classes(values: Any, names: tuple[str, ...], rows: int, what: str) -> None:
+    """Raise where there are too many classes for the target to have any, unless the task is asked for."""
+    num = len(names)
+    if num <= SURELY_CLASSES or (num <= MOST_NAMED and 10 * num <= rows):
+        return
+    rule = f"and classes are at most {f'{MOST_NAMED:,}' if num > MOST_NAMED else 'a tenth of the rows'}"
+    if np.asarray(values).dtype.kind in "iuf":
+        raise UsageError(
+            f"{what} has {num:,} different whole numbers in {rows:,} rows, {rule}; choose --task regression for "
+            "a quantity, or --task classification for classes."
+        )
+    odd = odd_one_out(names)
+    because = "" if odd is None else f", because of values such as {odd!r},"
+    remedy = "name another column with --target" if odd is None else "drop those rows"
+    raise UsageError(
+        f"{what} is text{because} with {num:,} different values in {rows:,} rows, {rule}; {remedy}, or choose "
+        "--task classification if each is a class."
+    )
+
+
+def odd_one_out(values: Sequence[str]) -> str | None:
+    """Return a value that is no number where most are, such as '?' for a gap; None for true categories."""
+    odd = []
+    for value in values:
+        try:
+            float(value)
+        except ValueError:
+            odd.append(value)
+    return odd[0] if odd and len(odd) < len(values) / 2 and len(values) > 2 else None
 
 
 def known_codes(values: Any, classes: tuple[str, ...], what: str) -> np.ndarray:

@@ -8,8 +8,8 @@ test rows or newcomers: in a real federation the clients would share them as sum
 
 import importlib.util
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,14 @@ import numpy as np
 
 from priory.core.errors import UsageError
 from priory.data import checks, labels
+from priory.data.checks import Problems
+from priory.data.columns import NEARLY_ALL, Column, feature_kind, holds_dates, numbering
 from priory.data.dataset import Dataset
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Encoder", "Feature", "fit_encoder", "from_csv", "from_frame", "read_features"]
+__all__ = ["Encoder", "Feature", "fit_encoder", "from_csv", "from_frame"]
 
 MOST_CATEGORIES = 50
 
@@ -86,14 +88,21 @@ def fit_encoder(features: tuple[Feature, ...], raw: np.ndarray) -> Encoder:
 
 def from_csv(path: str, *, target: str | None, client: str | None = None, **columns: Any) -> Dataset:
     """The table in a CSV file, as `from_frame` reads it."""
-    frame = read_csv(path, used=[target, client, *columns.get("drop", ())])
+    frame, errors = _parse_csv(path, used=[target, client, *columns.get("drop", ())])
     if target is None:
         raise UsageError(f"{path} needs target=, the column to predict; its columns are {checks.listing(frame)}.")
-    return from_frame(frame, target=target, client=client, name=Path(path).stem, **columns)
+    return _read(frame, Problems(errors), target=target, client=client, name=Path(path).stem, **columns)
 
 
-def read_csv(path: str, used: Sequence[str | None] = ()) -> "pd.DataFrame":
-    """The table in a CSV file whose every column has a name, or is `used` though it has none."""
+def read_csv(path: str) -> "pd.DataFrame":
+    """The table in a CSV file whose every column has a name of its own."""
+    frame, errors = _parse_csv(path)
+    Problems(errors).check()
+    return frame
+
+
+def _parse_csv(path: str, used: Sequence[str | None] = ()) -> "tuple[pd.DataFrame, list[UsageError]]":
+    """The table in a CSV file, and what is wrong with the names of its columns, but for those `used` without one."""
     import pandas as pd
 
     try:
@@ -107,8 +116,7 @@ def read_csv(path: str, used: Sequence[str | None] = ()) -> "pd.DataFrame":
     except (OSError, ValueError, pd.errors.ParserError) as error:  # a UnicodeDecodeError is a ValueError
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"{path} cannot be read as CSV ({reason}); save it as comma-separated UTF-8 text.") from None
-    _check_header(path, [str(name) for name in header.iloc[0]], used)
-    return frame
+    return frame, _errors_of_header(path, [str(name) for name in header.iloc[0]], used)
 
 
 def read_parquet(path: str) -> "pd.DataFrame":
@@ -150,16 +158,53 @@ def from_frame(
         task: 'classification' or 'regression'; by default inferred from the target.
         categorical: Numeric columns to be read as categories; text is so anyway.
     """
+    return _read(
+        frame,
+        Problems(),
+        target=target,
+        client=client,
+        drop=drop,
+        group=group,
+        scale=scale,
+        task=task,
+        categorical=categorical,
+        name=name,
+    )
+
+
+def _read(
+    frame: "pd.DataFrame",
+    problems: Problems,
+    *,
+    target: str,
+    client: str | None,
+    name: str,
+    drop: Sequence[str] = (),
+    group: str | None = None,
+    scale: str | None = None,
+    task: str | None = None,
+    categorical: Sequence[str] = (),
+) -> Dataset:
+    """The table as a data set, unless there is a problem, found before or here."""
     frame = frame.set_axis([str(column) for column in frame.columns], axis=1)
     roles = {"target": target, "client": client, "group": group, "scale": scale}
     named = {role: column for role, column in roles.items() if column is not None}
-    _check_columns(frame, named, [*drop, *categorical])
-    y, num_classes, classes = labels.read_target(frame[target].to_numpy(), f"target column {target!r}", task)
-    client_codes, clients = _codes(frame, client, "client")
-    group_codes, groups = _codes(frame, group, "group")
-    used = set(named.values()) | set(drop)
-    features = read_features(frame[[column for column in frame.columns if column not in used]], categorical)
-    return Dataset(
+    _check_columns(frame, problems, named, [*drop, *categorical])
+
+    def read(function: Callable[..., Any], role: str, *more: Any) -> Any:
+        column = named.get(role)
+        if column not in frame.columns:
+            return None
+        return problems.catch(function, frame[column].to_numpy(), f"{role} column {column!r}", *more)
+
+    y, num_classes, classes = read(labels.read_target, "target", task) or (np.zeros(0), None, ())
+    client_codes, clients = read(labels.codes, "client") or (None, ())
+    group_codes, groups = read(labels.codes, "group") or (None, ())
+    errors = read(standard_errors, "scale")
+    used = {*named.values(), *drop}
+    features = _features(frame[[column for column in frame.columns if column not in used]], problems, categorical)
+    problems.check()
+    dataset = Dataset(
         name=name,
         x=raw_matrix(frame, features),
         y=y,
@@ -169,61 +214,82 @@ def from_frame(
         clients=clients,
         group=group_codes,
         groups=groups,
-        scale=None if scale is None else standard_errors(frame[scale].to_numpy(), f"scale column {scale!r}"),
+        scale=errors,
         features=features,
         source={"data": name, "memory": True, **named},
     )
+    return replace(dataset, columns=_columns(frame, dataset, named, task))
 
 
-def read_features(frame: "pd.DataFrame", categorical: Sequence[str] = ()) -> tuple[Feature, ...]:
-    """The schema of a table; columns that cannot be used are refused by name."""
+def _features(frame: "pd.DataFrame", problems: Problems, categorical: Sequence[str]) -> tuple[Feature, ...]:
+    """The schema of a table; columns that cannot be used are problems by name."""
+    if not len(frame.columns):
+        problems.add("no column is left to predict from; drop fewer columns.")
+    found = [problems.catch(_feature, frame[name], name, name in categorical) for name in frame.columns]
+    return tuple(feature for feature in found if feature is not None)
+
+
+def _feature(column: "pd.Series", name: str, is_categorical: bool) -> Feature:
     import pandas as pd
 
-    if not len(frame.columns):
-        raise UsageError("no column is left to predict from; drop fewer columns.")
-    features = []
-    for name in map(str, frame.columns):
-        column = frame[name]
-        gaps = bool(column.isna().any())
-        if column.isna().all():
-            raise UsageError(f"column {name!r} has no value in any row; drop it with drop={name!r}.")
-        if pd.api.types.is_complex_dtype(column) or column.dtype.kind in "Mm":
-            raise UsageError(f"column {name!r} has type {column.dtype}; make it a number or drop it.")
-        is_numeric = pd.api.types.is_numeric_dtype(column)
-        bad = int(np.isinf(column.to_numpy(float, na_value=np.nan)).sum()) if is_numeric else 0
-        if bad:
-            raise UsageError(f"column {name!r} is infinite in {bad} rows; mend those rows or drop the column.")
-        if is_numeric and name not in categorical:
-            features.append(Feature(name, None, gaps))
+    gaps, remedy = bool(column.isna().any()), f"leave it out with --drop {name}"
+    if column.isna().all():
+        raise UsageError(f"column {name!r} has no value in any row; {remedy}.")
+    if column.dtype.kind in "Mm" or pd.api.types.is_complex_dtype(column):
+        raise UsageError(f"column {name!r} has type {column.dtype}; make it a number, or {remedy}.")
+    is_numeric = pd.api.types.is_numeric_dtype(column)
+    bad = int(np.isinf(column.to_numpy(float, na_value=np.nan)).sum()) if is_numeric else 0
+    if bad:
+        raise UsageError(f"column {name!r} is infinite in {bad} rows; correct those rows, or {remedy}.")
+    if is_numeric and not is_categorical:
+        return Feature(name, None, gaps)
+    present = column.dropna().to_numpy()
+    _, values = labels.codes(present, f"column {name!r}")
+    if not is_numeric and holds_dates(values):
+        raise UsageError(
+            f"column {name!r} holds dates such as {values[0]!r}, and text becomes categories; write it as a number, "
+            f"such as days since a date, or {remedy}."
+        )
+    odd = None if is_numeric else labels.odd_one_out(values)
+    is_name = not is_numeric and odd is None and len(values) > max(labels.SURELY_CLASSES, NEARLY_ALL * len(present))
+    if is_name or len(values) > MOST_CATEGORIES:
+        because = "" if odd is None else f", because of values such as {odd!r},"
+        rule = "like an identifier" if is_name else f"above the {MOST_CATEGORIES} that become columns"
+        merge = "" if is_name else ", or merge its rare values" if odd is None else ", or correct those values"
+        raise UsageError(
+            f"column {name!r} is not numeric{because} and has {len(values)} different values in {len(present)} rows, "
+            f"{rule}; {remedy}{merge}."
+        )
+    if odd is not None:
+        warnings.warn(
+            f"column {name!r} is read as {len(values)} categories, because {odd!r} is no number; "
+            "leave such cells empty if it should be numeric.",
+            stacklevel=2,
+        )
+    return Feature(name, values, gaps)
+
+
+def _columns(frame: "pd.DataFrame", dataset: Dataset, named: dict[str, str], task: str | None) -> tuple[Column, ...]:
+    """How each column was read, in the order of the table."""
+    kinds, note = {"scale": "standard error of the target"}, ""
+    kinds |= {"client": f"{len(dataset.clients)} names", "group": f"{len(dataset.groups)} names"}
+    num, values = dataset.num_classes, frame[named["target"]]
+    kinds["target"] = "number" if num is None else f"{num} classes: {checks.listing(dataset.classes, most=4)}"
+    if num is not None and num > 2 and task is None and values.dtype.kind in "iuf":
+        note = f"the target is whole numbers, taken for {num} classes; --task regression takes them for a quantity"
+    of_role = {column: role for role, column in named.items()}
+    of_feature = {feature.name: feature for feature in dataset.features or ()}
+    found = []
+    for name in frame.columns:
+        column, feature = frame[name], of_feature.get(name)
+        if feature is None:
+            role = of_role.get(name, "dropped")
+            found.append(Column(name, role, kinds.get(role, ""), note=note if role == "target" else ""))
             continue
-        _, values = labels.codes(column.dropna().to_numpy(), f"column {name!r}")
-        odd = None if is_numeric else _odd_one_out(values)
-        if len(values) > MOST_CATEGORIES:
-            because = "" if odd is None else f", because of values such as {odd!r},"
-            raise UsageError(
-                f"column {name!r} is not numeric{because} and has {len(values)} different values, above the "
-                f"{MOST_CATEGORIES} that become columns; {'mend' if odd is not None else 'drop'} it, or merge its rare "
-                "values."
-            )
-        if odd is not None:
-            warnings.warn(
-                f"column {name!r} is read as {len(values)} categories, because {odd!r} is no number; "
-                "leave such cells empty if it should be numeric.",
-                stacklevel=2,
-            )
-        features.append(Feature(name, values, gaps))
-    return tuple(features)
-
-
-def _odd_one_out(values: Sequence[str]) -> str | None:
-    """A value that is no number in a column where most are, such as '?' for a gap; None for true categories."""
-    odd = []
-    for value in values:
-        try:
-            float(value)
-        except ValueError:
-            odd.append(value)
-    return odd[0] if odd and len(odd) < len(values) / 2 and len(values) > 2 else None
+        counts = numbering(name, column, dataset.client) if feature.categories is None else ""
+        kind = feature_kind(column, feature.categories)
+        found.append(Column(name, "feature", kind, int(column.isna().sum()), counts))
+    return tuple(found)
 
 
 def raw_matrix(frame: "pd.DataFrame", features: tuple[Feature, ...]) -> np.ndarray:
@@ -256,36 +322,42 @@ def standard_errors(values: Any, what: str) -> np.ndarray:
     return result
 
 
-def _check_header(path: str, names: list[str], used: Sequence[str | None]) -> None:
-    """What pandas would let pass: one name for two columns, columns without a name, and another separator."""
+def _errors_of_header(path: str, names: list[str], used: Sequence[str | None]) -> list[UsageError]:
+    """What pandas would let pass: one name for two columns, columns without a name; another separator is raised."""
     if len(names) == 1:
         for separator, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
             if separator in names[0]:
                 raise UsageError(f"{path} seems to be separated by {word}; save it as comma-separated text.")
+    errors = [
+        UsageError(f"{path} has two columns named {name!r}; give every column its own name.")
+        for name in dict.fromkeys(names)
+        if name and names.count(name) > 1
+    ]
     for place, name in enumerate(names):
-        if name and names.count(name) > 1:
-            raise UsageError(f"{path} has two columns named {name!r}; give every column its own name.")
         unnamed = f"Unnamed: {place}"
         if not name and unnamed not in used:
-            raise UsageError(
-                f"{path} has no name for column {place + 1}, which may be a row index; name it, or leave it out with "
-                f"drop={unnamed!r}."
+            errors.append(
+                UsageError(
+                    f"{path} has no name for column {place + 1}, which may be a row index; name it, or leave it out "
+                    f"with drop={unnamed!r}."
+                )
             )
+    return errors
 
 
-def _check_columns(frame: "pd.DataFrame", named: dict[str, str], drop: Sequence[str]) -> None:
+def _check_columns(frame: "pd.DataFrame", problems: Problems, named: dict[str, str], others: Sequence[str]) -> None:
+    """Gather what is wrong with the names; raise where no column can be read."""
     columns = list(map(str, frame.columns))
-    for name in [*named.values(), *drop]:
-        if name not in columns:
-            raise checks.unknown("column", str(name), columns)
+    unknown = [str(name) for name in (*named.values(), *others) if name not in columns]
+    for name in dict.fromkeys(unknown):
+        problems.add(str(checks.unknown("column", name, columns)))
+    before = len(problems.sentences)
     if len(set(columns)) < len(columns):
         twice = next(name for name in columns if columns.count(name) > 1)
-        raise UsageError(f"column {twice!r} occurs twice; give every column its own name.")
+        problems.add(f"column {twice!r} occurs twice; give every column its own name.")
     if len(set(named.values())) < len(named):
-        raise UsageError(f"one column has two roles in {named}; name a different column for each role.")
+        problems.add(f"one column has two roles in {named}; name a different column for each role.")
     if not len(frame):
-        raise UsageError(f"the table with columns {checks.listing(columns)} has no rows; give at least one.")
-
-
-def _codes(frame: "pd.DataFrame", column: str | None, role: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    return (None, ()) if column is None else labels.codes(frame[column].to_numpy(), f"{role} column {column!r}")
+        problems.add(f"the table with columns {checks.listing(columns)} has no rows; give at least one.")
+    if len(problems.sentences) > before:
+        problems.check()

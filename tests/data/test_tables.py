@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from priory.cli.federation import DataFlags
 from priory.core.errors import UsageError
-from priory.data import from_frame, load
+from priory.data import columns, from_frame, load
 
 
 def a_frame(rows=40):
@@ -183,7 +184,149 @@ def test_many_whole_numbers_with_few_rows_each_are_a_quantity():
     frame = pd.DataFrame({"x": np.arange(60.0), "price": 50_000 + 10 * np.arange(60), "client": 0})
     assert from_frame(frame, target="price", client="client").num_classes is None
     assert from_frame(frame, target="price", client="client", task="classification").num_classes == 60
-    assert from_frame(frame.assign(price=np.arange(60) % 12), target="price", client="client").num_classes == 12
+    few = pd.concat([frame, frame]).assign(price=np.arange(120) % 12)
+    assert from_frame(few, target="price", client="client").num_classes == 12
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (
+            np.arange(60) % 12,
+            "12 different whole numbers in 60 rows, and classes are at most a tenth .* --task regression .* --task cl",
+        ),
+        (
+            [f"n{row % 30}" for row in range(60)],
+            "is text with 30 different values in 60 rows.* another column with --targ",
+        ),
+        (
+            ["?", *map(str, range(59))],
+            r"is text, because of values such as '\?', with 60 different values.* drop those",
+        ),
+    ],
+)
+def test_more_classes_than_a_tenth_of_the_rows_are_refused_unless_they_are_asked_for(target, words):
+    frame = pd.DataFrame({"x": np.arange(60.0), "y": target, "client": 0})
+    with pytest.raises(UsageError, match=words):
+        from_frame(frame, target="y", client="client")
+    num = len(set(target))
+    assert from_frame(frame, target="y", client="client", task="classification").num_classes == num
+
+
+def test_more_than_a_thousand_classes_are_refused_however_many_rows_they_have():
+    frame = pd.DataFrame({"x": 0.5, "y": [f"n{row % 1001}" for row in range(11_000)], "client": 0})
+    with pytest.raises(UsageError, match="1,001 different values in 11,000 rows, and classes are at most 1,000"):
+        from_frame(frame, target="y", client="client")
+
+
+def test_all_problems_of_a_table_are_named_at_once(tmp_path):
+    frame = a_frame().assign(empty=None, when="2020-01-31", code=[f"id{row}" for row in range(40)], patient=None)
+    path = tmp_path / "data.csv"
+    frame.to_csv(path, index=False)
+    with pytest.raises(UsageError, match=r"^The table has 6 problems\. \(1\)") as caught:
+        load(path, target="il", client="clinic", group="patient", drop=["hour"])
+    for words in (
+        "column 'il' is not known; did you mean 'ill'",
+        "column 'hour' is not known",
+        "group column 'patient' is missing in 40 of 40 rows",
+        "column 'empty' has no value in any row; leave it out with --drop empty",
+        "column 'when' holds dates such as '2020-01-31'",
+        "column 'code' is not numeric and has 40 different values in 40 rows, like an identifier",
+    ):
+        assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    path.write_text(",a,a,when\n" + "".join(f"{row},{row % 2},x,2020-01-{row + 10}\n" for row in range(12)))
+    with pytest.raises(
+        UsageError, match=r"3 problems.*two columns named 'a'.*no name for column 1.*'when' holds dates"
+    ):
+        load(path, target="a")
+    with pytest.raises(UsageError, match=r"The table has 30 problems.* \(10\) .* And 20 more\.$"):
+        from_frame(a_frame().assign(**{f"c{k}": None for k in range(30)}), target="ill")
+
+
+@pytest.mark.parametrize(
+    ("values", "are_dates"),
+    [
+        (["2024-03-01", "2024-12-31T10:15", "2023/7/2 8:00"], True),
+        (["1.3.2024", "31/12/99", "01-Mar-2020", "1 March 2020", "March 1, 2020"], True),
+        (["20-30", "30-40", "type 3"], False),
+        (["may", "june", "12"], False),
+        (["1.2.3", "10.0.1"], False),
+        ([], False),
+    ],
+)
+def test_text_is_recognised_as_dates(values, are_dates):
+    assert columns.holds_dates(values) is are_dates
+
+
+def described(frame, **roles):
+    return from_frame(frame, **roles).describe().splitlines()
+
+
+def test_a_description_says_how_each_column_was_read():
+    frame = a_frame().assign(smokes=np.arange(40) % 2, grade=np.arange(40) % 3 + 1, note="x", error=0.5)
+    lines = described(frame, target="grade", client="clinic", drop=["note"], scale="error", task="regression")
+    assert lines == [
+        "frame: 40 rows, 9 columns",
+        "  clinic  client   2 names",
+        "  grade   target   number",
+        "  error   scale    standard error of the target",
+        "  age     feature  number",
+        "  dose    feature  number, 8 missing",
+        "  colour  feature  2 categories: blue, red, 13 missing",
+        "  ill     feature  2 categories: no, yes",
+        "  smokes  feature  yes/no (0, 1)",
+        "  dropped: note",
+    ]
+
+
+def test_a_csv_file_is_described_when_a_command_reads_it_and_a_data_set_by_name_is_not(tmp_path, capsys):
+    path = tmp_path / "visits.csv"
+    a_frame().to_csv(path, index=False)
+    flags = DataFlags(data=str(path), target="ill", client="clinic")
+    flags.federation()
+    described = load(str(path), target="ill", client="clinic").describe()
+    assert capsys.readouterr().out == described + "\n"
+    flags.federation(told=False)
+    DataFlags(data="digits", clients=4).federation()
+    assert capsys.readouterr().out == ""
+
+
+def test_counts_that_are_taken_for_classes_are_pointed_out_with_the_flag_that_changes_it():
+    frame = a_frame(260).assign(visits=np.arange(260) % 13)
+    lines = described(frame, target="visits", client="clinic")
+    assert "  visits  target   13 classes: 0, 1, 2, 3, ... (13 in all)" in lines
+    assert (
+        lines[-1] == "  the target is whole numbers, taken for 13 classes; --task regression takes them for a quantity"
+    )
+    asked = described(frame, target="visits", client="clinic", task="classification")
+    assert not any("--task" in line for line in asked + described(a_frame(), target="ill", client="clinic"))
+
+
+def test_a_wide_table_is_summed_up():
+    wide = {f"x{place}": np.linspace(0, 0.5, 40) for place in range(230)}
+    lines = described(pd.concat([a_frame(), pd.DataFrame(wide)], axis=1), target="ill", client="clinic")
+    assert len(lines) == 6
+    assert lines[-1] == "  and 231 more numeric columns"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (np.arange(40), "counts up by 1"),
+        (np.arange(40) // 2, "counts up by 1"),  # within each client
+        (np.random.default_rng(0).permutation(40) + 7.0, "counts up by 1"),
+        (np.arange(40) ** 2, "has another whole number in every row"),
+        (np.arange(40) / 2, None),
+        (np.arange(40) % 7, None),
+        (np.where(np.arange(40) == 3, np.nan, np.arange(40)), None),
+    ],
+)
+def test_a_column_that_numbers_rows_is_pointed_out(values, words):
+    lines = described(a_frame().assign(row=values), target="ill", client="clinic")
+    found = [line for line in lines if "warning" in line]
+    assert len(found) == (words is not None)
+    assert all(f"column 'row' {words}" in line and line.endswith("--drop row") for line in found)
 
 
 def test_a_csv_file_needs_a_target(tmp_path):
