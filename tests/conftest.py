@@ -23,6 +23,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from priory.data import files
 from priory.engine.compilation import cache_directory
 from tests.budget import Budget
 
@@ -123,6 +124,18 @@ def data_dir() -> Path:
     if not Path(named).is_dir():
         pytest.skip(f"PRIORY_DATA={named} is not a directory")
     return Path(named)
+
+
+@pytest.fixture
+def without_files(tmp_path_factory, monkeypatch) -> None:
+    """Leave only the data sets that come with the package: no data directory, an empty cache, no network."""
+    monkeypatch.delenv("PRIORY_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr(files, "fetch", _offline)
+
+
+def _offline(name: str) -> None:
+    raise ConnectionError(f"{name} is not here")
 
 
 @pytest.fixture

@@ -13,10 +13,8 @@ BLOCKS = re.findall(r"```(python|console)\n(.*?)```", PAGE.read_text(), re.DOTAL
 
 
 @pytest.mark.slow  # sixty rounds, predictions, a newcomer and a report, of programs that no other test shares
-@pytest.mark.usefixtures("somewhere_else")
-def test_the_guide_runs_as_it_stands(data_dir, capsys):
-    if not (data_dir / "heart_disease.csv").is_file():
-        pytest.skip(f"PRIORY_DATA={data_dir} has no heart_disease.csv")
+@pytest.mark.usefixtures("somewhere_else", "without_files")
+def test_the_guide_runs_as_it_stands(capsys):
     names: dict = {"__name__": "__page__"}
     for kind, text in BLOCKS:
         if kind == "python":

@@ -21,6 +21,8 @@ def test_what_is_built_installs_and_runs_elsewhere(kind, tmp_path):
     subprocess.run(install, check=True, capture_output=True)
     assert (place / "priory" / "py.typed").exists()
     assert {"page.css", "page.js"} <= {path.name for path in (place / "priory" / "report").iterdir()}
+    shipped = {"README.md", "heart_disease.csv", "radon_minnesota.csv"}
+    assert {path.name for path in (place / "priory" / "data" / "shipped").iterdir()} == shipped
     code = "import priory, sys; from priory.cli import main; print(priory.__file__); sys.exit(main(['methods']))"
     environment = {**os.environ, "PYTHONPATH": str(place)}
     done = subprocess.run(

@@ -17,10 +17,19 @@ def methods(argv: Sequence[str]) -> int:
 
 def datasets(argv: Sequence[str]) -> int:
     """The exit code of `priory datasets`."""
-    text = "List the data sets. Those that are not here are read from the directory in PRIORY_DATA, or fetched by name."
+    text = (
+        "List the data sets. Those that are not here are read from the directory in PRIORY_DATA, or fetched by name. "
+        "digits, heart_disease, radon, eight_schools and synthetic problems need no file."
+    )
     flags.parse({}, argv, prog="priory datasets", text=text)
     console = report.console()
     console.print(report.datasets_table(data.describe()))
+    console.print()
+    console.print(report.sources_table(data.describe()))
+    console.print(
+        "\nheart_disease and radon are part of Priory and are always read from it, never from PRIORY_DATA. "
+        "Their sources, licences, citations and changes are in priory/data/shipped/README.md of the package."
+    )
     console.print(
         "\nYour own data: --data file.csv --target COL --client COL, or --data file.npz with x, y and client."
     )

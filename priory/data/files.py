@@ -1,4 +1,4 @@
-"""Where the files of a data set are: `PRIORY_DATA`, the user's cache, the Hugging Face hub; all checksummed."""
+"""Where the files of a data set are: this package, `PRIORY_DATA`, the user's cache, the hub; all checksummed."""
 
 import hashlib
 import io
@@ -9,7 +9,10 @@ import numpy as np
 
 from priory.core.errors import UsageError
 
-__all__ = ["FILES", "HUB", "absent", "available", "fetch", "fetched", "locate", "read"]
+__all__ = ["FILES", "HUB", "SHIPPED", "available", "fetch", "fetched", "locate", "read"]
+
+# The files in this package, which PRIORY_DATA never replaces; its README.md has their sources, licences and citations.
+SHIPPED = Path(__file__).parent / "shipped"
 
 FILES: dict[str, dict[str, str]] = {
     "mnist": {
@@ -45,7 +48,7 @@ HUB: dict[str, tuple[str, str, str]] = {
 
 
 def locate(name: str) -> Path | None:
-    """The first directory that has all files of the data set; None when no directory has."""
+    """The first of PRIORY_DATA and the cache that has all files of the data set; None when neither has."""
     given = os.environ.get("PRIORY_DATA")
     if given and not Path(given).is_dir():
         raise UsageError(f"PRIORY_DATA={given} is not a directory; set it to the directory that holds the data files.")
@@ -58,19 +61,8 @@ def locate(name: str) -> Path | None:
 def available(name: str) -> bool:
     """Whether the data set can be read without a network."""
     given = os.environ.get("PRIORY_DATA")
-    places = [cache()] + ([Path(given)] if given else [])
+    places = [SHIPPED, cache()] + ([Path(given)] if given else [])
     return any(_holds(place, name) for place in places) or _fetched_path(name).exists()
-
-
-def absent(name: str, reason: str = "") -> UsageError:
-    """The error for a data set that is nowhere, with what to set."""
-    directory = Path(os.environ.get("PRIORY_DATA") or cache())
-    missing = next((file for file in FILES[name] if not (directory / file).is_file()), "its files")
-    places = "PRIORY_DATA (not set)" if "PRIORY_DATA" not in os.environ else f"PRIORY_DATA={directory}"
-    return UsageError(
-        f"data set {name!r} is in neither {places} nor the cache {cache()}{reason}; "
-        f"set PRIORY_DATA to a directory that holds {missing}."
-    )
 
 
 def read(directory: Path, name: str, file: str) -> bytes:
@@ -81,7 +73,8 @@ def read(directory: Path, name: str, file: str) -> bytes:
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}); make it readable.") from None
     if hashlib.sha256(content).hexdigest() != FILES[name][file]:
-        raise UsageError(f"{path} is damaged: its sha256 is not that of {name}; replace it with the published file.")
+        remedy = "install Priory again" if directory == SHIPPED else "replace it with the published file"
+        raise UsageError(f"{path} is damaged: its sha256 is not that of {name}; {remedy}.")
     return content
 
 
@@ -124,15 +117,26 @@ def _fetched_path(name: str) -> Path:
     return cache() / "fetched" / f"{name}.npz"
 
 
+def _absent(name: str, reason: str = "") -> UsageError:
+    """The error for a data set that is nowhere, with what to set."""
+    directory = Path(os.environ.get("PRIORY_DATA") or cache())
+    missing = next((file for file in FILES[name] if not (directory / file).is_file()), "its files")
+    places = "PRIORY_DATA (not set)" if "PRIORY_DATA" not in os.environ else f"PRIORY_DATA={directory}"
+    return UsageError(
+        f"data set {name!r} is in neither {places} nor the cache {cache()}{reason}; "
+        f"set PRIORY_DATA to a directory that holds {missing}."
+    )
+
+
 def _fetch_or_explain(name: str) -> dict[str, np.ndarray]:
     if name not in HUB:
-        raise absent(name)
+        raise _absent(name)
     try:
         return fetch(name)
     except ImportError:
-        raise absent(name, ", and the package `datasets`, which could fetch it, is not installed") from None
+        raise _absent(name, ", and the package `datasets`, which could fetch it, is not installed") from None
     except Exception as error:  # whatever the hub, the network or the decoder raises, the remedy is the same
-        raise absent(name, f", and fetching it failed ({type(error).__name__})") from None
+        raise _absent(name, f", and fetching it failed ({type(error).__name__})") from None
 
 
 def _store(path: Path, arrays: dict[str, np.ndarray]) -> None:

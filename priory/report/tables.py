@@ -22,6 +22,7 @@ __all__ = [
     "run_lines",
     "run_table",
     "score_line",
+    "sources_table",
     "tuning_table",
     "value_at",
     "ways_table",
@@ -240,8 +241,8 @@ def methods_table() -> Table:
 
 
 def datasets_table(entries: Iterable[Entry]) -> Table:
-    """The catalogue of data sets."""
-    table = _table("data", "examples", "shape", "classes", "clients", "here", "licence", "source", wrap=True)
+    """The catalogue of data sets; `sources_table` has the rest of it."""
+    table = _table("data", "examples", "shape", "classes", "clients", "here", wrap=True)
     for entry in entries:
         table.add_row(
             entry.name,
@@ -250,9 +251,15 @@ def datasets_table(entries: Iterable[Entry]) -> Table:
             "regression" if entry.classes is None else str(entry.classes),
             entry.clients,
             "yes" if entry.available else "no",
-            entry.licence,
-            entry.source,
         )
+    return table
+
+
+def sources_table(entries: Iterable[Entry]) -> Table:
+    """The licence and the source of every data set."""
+    table = _table("data", "licence", "source", wrap=True)
+    for entry in entries:
+        table.add_row(entry.name, entry.licence, entry.source)
     return table
 
 

@@ -1,6 +1,7 @@
 """The named data sets: shapes, counts and where their files come from."""
 
-import shutil
+import hashlib
+import io
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def test_writers_are_natural_clients(data_dir):
     assert (len(total), total.min(), total.max(), total.sum()) == (539, 19, 131, 60000)
 
 
-def test_hospitals_are_natural_clients_and_zero_cholesterol_is_missing(data_dir):
+def test_hospitals_are_natural_clients_and_zero_cholesterol_is_missing():
     federation = load("heart_disease").partition(test=0.0)
     assert dict(zip(federation.clients, federation.train.count.tolist(), strict=True)) == {
         "cleveland": 303,
@@ -80,7 +81,7 @@ def test_hospitals_are_natural_clients_and_zero_cholesterol_is_missing(data_dir)
     assert np.isfinite(federation.x).all()
 
 
-def test_radon_keeps_floor_and_log_uranium_in_their_units(data_dir):
+def test_radon_keeps_floor_and_log_uranium_in_their_units():
     federation = load("radon").partition(test=0.0)
     assert (federation.num_clients, federation.num_examples, federation.num_classes) == (85, 919, None)
     assert set(federation.x[:, 0]) == {0.0, 1.0}
@@ -88,19 +89,19 @@ def test_radon_keeps_floor_and_log_uranium_in_their_units(data_dir):
     assert federation.train.count.min() == 1
 
 
-def test_a_column_of_radon_may_be_dropped(data_dir):
+def test_a_column_of_radon_may_be_dropped():
     both, floor = load("radon"), load("radon", drop=["log_uranium"])
     assert np.array_equal(floor.x, both.x[:, :1])
     assert np.array_equal(load("radon", drop="floor").x, both.x[:, 1:])
 
 
-def test_a_manifest_says_which_column_was_dropped(data_dir):
+def test_a_manifest_says_which_column_was_dropped():
     federation = load("radon", drop=["log_uranium"]).partition(seed=1)
     assert federation.spec["drop"] == ["log_uranium"]
     assert from_spec(federation.spec).checksum == federation.checksum
 
 
-def test_the_varying_intercept_model_of_radon_has_the_known_maximum(data_dir):
+def test_the_varying_intercept_model_of_radon_has_the_known_maximum():
     """y_ij = a_i + b floor_ij + e_ij with a_i ~ N(mu, sigma^2), e_ij ~ N(0, s^2), the a_i integrated out."""
     data = load("radon", drop=["log_uranium"])
     floor, y, num = data.x[:, 0].astype(float), data.y.astype(float), np.bincount(data.client)
@@ -138,13 +139,47 @@ def test_the_catalogue_agrees_with_the_data(whole):
         assert entry.examples in (None, len(data.y))
 
 
-def test_embedded_data_are_always_available(nowhere):
+def test_data_that_come_with_the_package_are_always_available(nowhere):
     available = {entry.name for entry in describe() if entry.available}
-    assert {"digits", "eight_schools", "synthetic:linear"} <= available
+    assert {"digits", "heart_disease", "radon", "eight_schools", "synthetic:linear"} <= available
     assert "mnist" not in available
 
 
-@pytest.mark.parametrize("name", ["mnist", "mnist_writers", "heart_disease", "radon", "cifar100"])
+@pytest.mark.parametrize("name", ["heart_disease", "radon"])
+def test_a_shipped_file_is_the_published_one_and_its_notice_cites_it(nowhere, name):
+    ((file, checksum),) = files.FILES[name].items()
+    assert hashlib.sha256((files.SHIPPED / file).read_bytes()).hexdigest() == checksum
+    (entry,) = (entry for entry in describe() if entry.name == name)
+    notice = (files.SHIPPED / "README.md").read_text().split("\n## ")
+    (about,) = (section for section in notice if section.startswith(file))
+    for part in ("Source", "Licence", "Citation", "Changes"):
+        assert f"- **{part}**: " in about
+    assert entry.licence in about
+
+
+def test_the_notice_attributes_the_heart_disease_data_as_their_licence_asks():
+    notice = " ".join((files.SHIPPED / "README.md").read_text().split())
+    for words in ("Janosi", "Steinbrunn", "Pfisterer", "Detrano", "doi.org/10.24432/C52P4X", "licenses/by/4.0"):
+        assert words in notice
+
+
+@pytest.mark.parametrize("name", ["heart_disease", "radon"])
+def test_a_file_of_the_data_directory_never_replaces_a_shipped_one(nowhere, monkeypatch, name):
+    checksum = load(name).partition().checksum
+    (file,) = files.FILES[name]
+    (nowhere / file).write_text("another file of that name\n")
+    monkeypatch.setenv("PRIORY_DATA", str(nowhere))
+    assert load(name).partition().checksum == checksum
+
+
+def test_a_damaged_shipped_file_says_to_install_again(nowhere, monkeypatch):
+    (nowhere / "radon_minnesota.csv").write_text("county\nAITKEN\n")
+    monkeypatch.setattr(files, "SHIPPED", nowhere)
+    with pytest.raises(UsageError, match=r"radon_minnesota\.csv is damaged: .*; install Priory again\.$"):
+        load("radon")
+
+
+@pytest.mark.parametrize("name", ["mnist", "mnist_writers", "cifar100"])
 def test_absent_data_say_what_to_set(nowhere, monkeypatch, name):
     monkeypatch.setattr(files, "fetch", offline)
     with pytest.raises(UsageError, match=f"data set '{name}' is in neither .*; set PRIORY_DATA to") as caught:
@@ -180,18 +215,22 @@ def test_a_damaged_cache_says_what_to_delete(nowhere, monkeypatch):
         load("mnist")
 
 
-def test_a_damaged_file_is_named(data_dir, nowhere, monkeypatch):
-    content = (data_dir / "radon_minnesota.csv").read_text()
-    (nowhere / "radon_minnesota.csv").write_text(content.replace("AITKIN", "AITKEN", 1))
+def test_a_damaged_file_is_named(nowhere, monkeypatch):
+    (nowhere / "cifar10_26k.npz").write_bytes(b"not what was published")
     monkeypatch.setenv("PRIORY_DATA", str(nowhere))
-    with pytest.raises(UsageError, match=r"radon_minnesota\.csv is damaged"):
-        load("radon")
+    with pytest.raises(UsageError, match=r"cifar10_26k\.npz is damaged.*; replace it with the published file"):
+        load("cifar10")
 
 
-def test_files_in_the_cache_serve_as_well(data_dir, nowhere):
+def test_files_in_the_cache_serve_as_well(nowhere, monkeypatch):
+    content = io.BytesIO()
+    differences = {f"d_{part}": np.ones((5, 3, 32, 32), np.uint8) for part in ("train", "test")}
+    np.savez(content, y_train=np.arange(5), y_test=np.arange(5), **differences)
+    checksum = hashlib.sha256(content.getvalue()).hexdigest()
+    monkeypatch.setitem(files.FILES, "cifar10", {"cifar10_26k.npz": checksum})
     (nowhere / "cache" / "priory").mkdir(parents=True)
-    shutil.copy(data_dir / "radon_minnesota.csv", nowhere / "cache" / "priory")
-    assert len(load("radon").y) == 919
+    (nowhere / "cache" / "priory" / "cifar10_26k.npz").write_bytes(content.getvalue())
+    assert len(load("cifar10").y) == 10
 
 
 @pytest.mark.parametrize(

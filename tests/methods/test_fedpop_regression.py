@@ -33,9 +33,8 @@ def radon() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @cache
-def radon_effects(data_dir) -> tuple[Effects, float, float, float, float]:
+def radon_effects() -> tuple[Effects, float, float, float, float]:
     """The table of a run, and (μ, slope, s, σ)."""
-    del data_dir
     data = priory.data.load("radon", drop=["log_uranium"]).partition("natural", test=0.0)
     settings = {"rounds": 300, "model": "linear", "head": "Dense_0/bias", "scale": "learned", "schedule": COSINE}
     run = priory.simulate(FedPop(**SHORTER, **LEARNING), data, eval_every=0, **settings)
@@ -45,7 +44,7 @@ def radon_effects(data_dir) -> tuple[Effects, float, float, float, float]:
 
 
 @pytest.mark.slow  # 300 rounds of 85 counties; test_fedpop.py has the gradients in closed form
-def test_radon_ends_where_the_marginal_likelihood_is_largest(data_dir):
+def test_radon_ends_where_the_marginal_likelihood_is_largest():
     y, floor, county = radon()
     count = np.bincount(county)
 
@@ -58,14 +57,14 @@ def test_radon_ends_where_the_marginal_likelihood_is_largest(data_dir):
         return 0.5 * (squares + np.sum((count - 1) * np.log(s**2) + np.log(last)))
 
     best = optimize.minimize(loss, [1.0, 0.0, 0.0, -1.0], method="BFGS").x
-    np.testing.assert_allclose(radon_effects(data_dir)[1:], [*best[:2], *np.exp(best[2:])], atol=0.01)
+    np.testing.assert_allclose(radon_effects()[1:], [*best[:2], *np.exp(best[2:])], atol=0.01)
 
 
 @pytest.mark.slow
-def test_county_intercepts_have_their_posterior_at_the_same_parameters(data_dir):
+def test_county_intercepts_have_their_posterior_at_the_same_parameters():
     """Estimates within 0.02, widths of 90 % intervals within 5 %."""
     y, floor, county = radon()
-    found, mean, slope, s, sd = radon_effects(data_dir)
+    found, mean, slope, s, sd = radon_effects()
     count, total = np.bincount(county), np.bincount(county, y - slope * floor)
     precision = count / s**2 + 1 / sd**2
     np.testing.assert_allclose(found.mean[:, 0], (total / s**2 + mean / sd**2) / precision, atol=0.02)
