@@ -1,24 +1,21 @@
-"""What the documents say runs: every Python block of every page, the skeleton method, the links."""
+"""What the documents say runs: every Python block of every page, the links; `test_commands.py` has the commands."""
 
 import ast
 import pkgutil
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import priory
-from priory.cli.app import COMMANDS, main
 from priory.methods import REGISTRY
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ELSEWHERE = ["own-data.md"]  # needs data files and writes some: `tests/test_own_data.py`
+ELSEWHERE = ["own-data.md"]  # writes files and has commands in between: `tests/test_own_data.py`
 WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text() and page.name not in ELSEWHERE]
 # The others train methods on federations of their own, so that no test shares their programs.
 AT_ONCE = ["README.md", "adding-a-method.md", "alignment.md", "tracking.md"]
-LONG = ["check", "tune"]  # need no run that another command made; tests/cli and test_tune.py run them on less
 
 
 def code_of(page: Path) -> str:
@@ -29,6 +26,7 @@ def code_of(page: Path) -> str:
     "page",
     [pytest.param(page, marks=() if page.name in AT_ONCE else pytest.mark.slow, id=page.name) for page in WITH_PYTHON],
 )
+@pytest.mark.usefixtures("without_files")
 def test_the_python_of_a_page_runs(page, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     exec(compile(code_of(page), str(page), "exec"), {"__name__": "__page__"})
@@ -42,28 +40,6 @@ def test_the_python_of_a_page_names_what_exists(page):
     assert names
     for name in names:
         assert pkgutil.resolve_name(name) is not None, name
-
-
-@pytest.mark.xdist_group("command line")  # tests/cli trains most of it
-@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")  # one round is too little, and is said to be
-@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["short", "long"])
-def test_the_commands_of_the_readme_run(long, tmp_path, monkeypatch, capsys):
-    """As they stand, except for the clients, the rounds and the model, which are those of other tests."""
-    monkeypatch.chdir(tmp_path)
-    digits = priory.data.load("digits")
-    np.savez("clinic.npz", x=digits.x[:50], y=digits.y[:50])  # of a client that comes later
-    text = (ROOT / "README.md").read_text()
-    commands = re.findall(r"^\$ priory ([^#\n]*)", text, re.MULTILINE)
-    assert {command.split()[0] for command in commands} == set(COMMANDS)
-    for command in commands:
-        if (command.split()[0] in LONG) is not long:
-            continue
-        short = re.sub(r" --rounds \d+", "", command).split()
-        if short[0] in ("run", "compare", "tune") and not short[1].endswith(".toml"):
-            short += ["--rounds", "1", "--model", "linear"]
-            short += ["--partition", "iid", "--clients", "5"] if "digits" in short else []
-        short += ["--canaries", "100"] if short[0] == "audit" else []
-        assert main(short) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

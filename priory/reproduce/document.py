@@ -37,8 +37,9 @@ INTRODUCTION = """\
 
 Each table below is made by the command above it, from the definition of that name in `priory/reproduce/tables/` and the
 runs in `results/`, a JSON file each with manifest, seed, versions, the `priory run` command that makes it again and,
-where it was scored on the way, its curve. `priory reproduce --list` names them all with the time that they take; a
-command that is stopped goes on where it was.
+where it was scored on the way, its curve. `priory reproduce --list` names them all with their data and the time that
+they take; those on MNIST, Fashion-MNIST or CIFAR need the files in `PRIORY_DATA`. A command that is stopped goes on
+where it was.
 
 How to read them. ± is the standard error over seeds; a number without it is a single run with seed 0, and compares with
 means over seeds only as far as seeds allow. The published ± is whatever the paper prints. Seed s is that of the
@@ -90,9 +91,8 @@ def headline(out: Path) -> str:
     header, rows = pages.grid(part, headings)
     what, paper = filled.definition.title.partition(": ")[2], filled.definition.paper
     told = f"{what}; {part.block.title}. ± is the standard error over seeds; without it, a number is that of one run."
-    told = (
-        f"{told} Published: {paper}. `priory reproduce {name}` makes it again; what is smaller here than in the paper"
-    )
+    told = f"{told} Published: {paper}. `priory reproduce {name}` makes it again, with the files in `PRIORY_DATA`;"
+    told = f"{told} what is smaller here than in the paper"
     told = f"{told} and how settings were chosen stands [below the whole table](docs/results.md#{name})."
     return f"{pages.markdown_table(header, rows)}\n\n{told}"
 
