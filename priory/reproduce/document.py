@@ -1,9 +1,10 @@
-"""The results page of the documentation, the headline table of the README and tables on other pages, made of cells.
+"""The results page of the documentation, the headline table of the README, tables and counts of other pages.
 
     python -m priory.reproduce.document    writes docs/results.md, and the tables of README.md and docs/, from results/
 
 A page has a table between two comments. The first names it and, where wanted, some of its blocks, or differences. A
-page of `docs/methods/` can also have, method by method, the tables that it stands in:
+page of `docs/methods/` can also have, method by method, the tables that it stands in, and within a sentence the count
+of published numbers that are reached: of the methods and tables that are named, or of `all`.
 
     <!-- table: fedhb-table-10 1x100 differences -->
     <!-- end of table -->
@@ -11,15 +12,18 @@ page of `docs/methods/` can also have, method by method, the tables that it stan
     <!-- tables with: fedavg fedprox -->
     <!-- end of table -->
 
+    <!-- reached: fedhb-niw fedhb-mixture fedhb-table-10 --><!-- end of count -->
+
 No number there is typed by hand: a test makes the pages again and compares.
 """
 
 import re
 from pathlib import Path
 
+from priory.methods import REGISTRY
 from priory.reproduce import pages
 from priory.reproduce.definition import names, read
-from priory.reproduce.numbers import Filled, fill, shortfalls
+from priory.reproduce.numbers import Comparison, Filled, comparisons, fill, tally
 
 __all__ = ["headline", "ordered", "readme", "results", "with_tables", "write"]
 
@@ -41,12 +45,25 @@ where it was scored on the way, its curve. `priory reproduce --list` names them 
 they take; those on MNIST, Fashion-MNIST or CIFAR need the files in `PRIORY_DATA`. A command that is stopped goes on
 where it was.
 
-How to read them. ± is the standard error over seeds; a number without it is a single run with seed 0, and compares with
-means over seeds only as far as seeds allow. The published ± is whatever the paper prints. Seed s is that of the
-partition and of the run, so methods are paired within a seed (`priory reproduce` writes the paired differences into its
-HTML page). Numbers are those of the last round, never the best one. Where ours is worse than the published one by
-more than two standard errors (half a point with a single seed), the list under the table says so. With three seeds a
-difference of two standard errors is weak evidence.
+How to read them. ± is the standard error over seeds; a number without it is a single run with seed 0. Seed s is that of
+the partition and of the run, so methods are paired within a seed (`priory reproduce` writes the paired differences into
+its HTML page). Numbers are those of the last round, never the best one.
+
+A published number is
+
+- **reached** if our mean over two or more seeds is at least as good, to the decimals that are shown. It does not mean
+  better: of two equal methods, each reaches the other in half of all cases;
+- **missed** if our mean is worse and the 95 % interval of the difference, by Student's t, excludes 0. The error of the
+  difference is √(ours² + theirs²), with n − 1 degrees of freedom for our n seeds: with three seeds the interval is 4.3
+  errors wide on either side;
+- **not resolved** if our mean is worse and the interval includes 0, and whenever we have one seed, better or worse: one
+  run has no error. The overview counts the numbers with one seed in its last two columns as well.
+
+The lists under the tables name every number that is worse, by outcome.
+
+No paper states how many seeds it has, or whether its ± is a standard deviation or a standard error. We take ± as a
+standard error; if it is a standard deviation, some numbers that are not resolved are missed. A number without ± is
+taken as exact. n − 1 degrees of freedom are at most those of Welch and Satterthwaite if the paper has as many seeds.
 """
 LEFT_OUT = """\
 ## Left out
@@ -58,6 +75,8 @@ LEFT_OUT = """\
 """
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 TABLE_END = "<!-- end of table -->"
+COUNT_END = "<!-- end of count -->"
+COLUMNS = ("published", "reached", "missed", "not resolved", "one seed, at least as good", "one seed, worse")
 HEADLINE = ("fedhb-table-11", "1x100", ("global", "personal", "personal NLL"))
 
 
@@ -76,7 +95,8 @@ def ordered() -> list[str]:
 def results(out: Path) -> str:
     """The results page."""
     filled = [fill(read(name), out) for name in ordered()]
-    found = [INTRODUCTION, _overview(filled)]
+    every = [one for table in filled for one in comparisons(table)]
+    found = [INTRODUCTION, f"All tables: {_count(every)}.\n", _overview(filled)]
     for paper, title in PAPERS.items():
         found.append(f"## {title}\n")
         found += [pages.markdown(one, level=3) for one in filled if one.definition.name.split("-")[0] == paper]
@@ -94,11 +114,12 @@ def headline(out: Path) -> str:
     told = f"{told} Published: {paper}. `priory reproduce {name}` makes it again, with the files in `PRIORY_DATA`;"
     told = f"{told} what is smaller here than in the paper"
     told = f"{told} and how settings were chosen stands [below the whole table](docs/results.md#{name})."
-    return f"{pages.markdown_table(header, rows)}\n\n{told}"
+    counted = f"All tables: {_count(_of([], out))}. [Results](docs/results.md) defines the three outcomes."
+    return f"{pages.markdown_table(header, rows)}\n\n{told}\n\n{counted}"
 
 
 def with_tables(text: str, out: Path) -> str:
-    """A page with the tables that it names in place."""
+    """A page with the tables and counts that it names in place."""
 
     def filled(match: re.Match[str]) -> str:
         name, *words = match[1].split()
@@ -111,7 +132,11 @@ def with_tables(text: str, out: Path) -> str:
         ]
         return "\n".join([f"<!-- table: {match[1]} -->", "\n\n".join(tables), TABLE_END])
 
+    def counted(match: re.Match[str]) -> str:
+        return f"<!-- reached: {match[1]} -->{_count(_of(match[1].split(), out))}{COUNT_END}"
+
     made = re.sub(f"<!-- table: (.*?) -->\n.*?{TABLE_END}", filled, text, flags=re.DOTALL)
+    made = re.sub(f"<!-- reached: (.*?) -->.*?{COUNT_END}", counted, made, flags=re.DOTALL)
     return re.sub(f"<!-- tables with: (.*?) -->\n.*?{TABLE_END}", _places, made, flags=re.DOTALL)
 
 
@@ -141,6 +166,26 @@ def _places(match: re.Match[str]) -> str:
     return "\n".join([f"<!-- tables with: {match[1]} -->", "", *lines, "", TABLE_END])
 
 
+def _of(words: list[str], out: Path) -> list[Comparison]:
+    """The comparisons of the methods and tables that are named; of all where no method, or no table, is."""
+    tables = [name for name in ordered() if name in words]
+    chosen = set(words).difference(tables, ["all"])
+    unknown = chosen.difference(REGISTRY)
+    if unknown:
+        raise ValueError(f"{', '.join(sorted(unknown))} is neither a table nor a method; correct the comment.")
+    every = [one for name in tables or ordered() for one in comparisons(fill(read(name), out))]
+    return [one for one in every if not chosen or one.row.method in chosen]
+
+
+def _count(found: list[Comparison]) -> str:
+    """The outcomes of comparisons in words."""
+    count = tally(found)
+    told = f"{count['reached']} of {count['published']} published numbers reached, {count['missed']} missed, "
+    told += f"{count['not resolved']} not resolved"
+    good, worse = count["one seed, at least as good"], count["one seed, worse"]
+    return f"{told} ({good + worse} with one seed: {good} at least as good, {worse} worse)" if good + worse else told
+
+
 def _overview(filled: list[Filled]) -> str:
     rows = [
         [
@@ -148,23 +193,19 @@ def _overview(filled: list[Filled]) -> str:
             one.definition.title,
             f"{one.done} of {one.total}",
             f"{one.seconds / 60:.0f}",
-            _reached(one),
+            *_outcomes(one),
         ]
         for one in filled
     ]
-    return pages.markdown_table(["table", "what", "runs", "minutes", "published numbers reached"], rows, words=2) + "\n"
+    header = ["table", "title", "runs", "minutes", *COLUMNS]
+    return pages.markdown_table(header, rows, words=2) + "\n"
 
 
-def _reached(filled: Filled) -> str:
+def _outcomes(filled: Filled) -> list[str]:
     if not filled.definition.is_comparable:
-        return "other data"
-    compared = sum(
-        entry.published is not None and bool(entry.values)
-        for part in filled.parts
-        for _, entries in part.rows.values()
-        for entry in entries.values()
-    )
-    return f"{compared - len(shortfalls(filled))} of {compared}" if compared else "–"
+        return ["other data", *["–"] * (len(COLUMNS) - 1)]
+    count = tally(comparisons(filled))
+    return [str(count[name]) if count["published"] else "–" for name in COLUMNS]
 
 
 if __name__ == "__main__":

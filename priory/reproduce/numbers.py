@@ -1,18 +1,30 @@
-"""What the cells of a table come to: means over seeds with standard errors, paired differences, what falls short."""
+"""Numbers of a table from its cells: means over seeds with errors, paired differences, outcomes against the paper."""
 
 import math
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+import scipy
 
 from priory.report import value_at
 from priory.reproduce.cells import cells_of
 from priory.reproduce.definition import Block, Column, Definition, Row
 
-__all__ = ["Entry", "Filled", "Part", "fill", "shortfalls"]
+__all__ = ["Comparison", "Entry", "Filled", "Outcome", "Part", "comparisons", "fill", "tally"]
 
-FEW = 0.005  # what a single seed may miss, half a point of an accuracy, since it has no standard error
+LEVEL = 0.95  # of the two-sided interval of a difference from a published number
+
+
+class Outcome(StrEnum):
+    """Outcome of a comparison with a published number."""
+
+    REACHED = "reached"
+    MISSED = "missed"
+    OPEN = "not resolved"
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,52 @@ class Entry:
     def theirs(self) -> str:
         """The published number as it is written."""
         return "–" if self.published is None else _written(*self.published, self.digits)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A number of ours beside the published one."""
+
+    block: Block
+    row: Row
+    column: Column
+    entry: Entry
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether our mean is worse, to the decimals that are shown."""
+        return round(self._lack, self.column.digits) > 0
+
+    @property
+    def has_one_seed(self) -> bool:
+        """Whether our number is that of a single run, which has no standard error."""
+        return self.entry.error is None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Judge the difference by Student's t.
+
+        The error is √(ours² + the published one's²) with n − 1 degrees of freedom, n being our seeds: no more than
+        Welch and Satterthwaite's if the paper has as many. A published number without an error is taken as exact.
+        """
+        if self.entry.error is None:
+            return Outcome.OPEN
+        if not self.is_worse:
+            return Outcome.REACHED
+        quantile = scipy.special.stdtrit(len(self.entry.values) - 1, (1 + LEVEL) / 2)
+        assert self.entry.published is not None
+        error = math.hypot(self.entry.error, self.entry.published[1] or 0.0)
+        return Outcome.MISSED if self._lack > quantile * error else Outcome.OPEN
+
+    @property
+    def _lack(self) -> float:
+        assert self.entry.published is not None
+        lack = self.entry.published[0] - self.entry.mean
+        return -lack if self.column.is_lower else lack
+
+    def __str__(self) -> str:
+        where = f"{self.block.title}, " if self.block.title else ""
+        return f"{self.row.label}, {where}{self.column.heading}: {self.entry} against {self.entry.theirs}"
 
 
 @dataclass(frozen=True)
@@ -124,21 +182,31 @@ def fill(definition: Definition, out: Path) -> Filled:
     return Filled(definition, tuple(parts), len(seconds), total, sum(seconds.values()), tuple(versions))
 
 
-def shortfalls(filled: Filled) -> list[str]:
-    """The published numbers that are not reached: by more than two standard errors, or `FEW` with one seed."""
-    found = []
-    for part in filled.parts:
-        for row, entries in part.rows.values():
-            for column in part.columns:
-                entry = entries[column.heading]
-                if entry.published is None or not entry.values:
-                    continue
-                slack = FEW * column.factor if entry.error is None else 2 * entry.error
-                lack = entry.published[0] - entry.mean
-                if (-lack if column.is_lower else lack) > slack:
-                    where = f"{part.block.title}, " if part.block.title else ""
-                    found.append(f"{row.label}, {where}{column.heading}: {entry} against {entry.theirs}")
-    return found
+def comparisons(filled: Filled) -> list[Comparison]:
+    """Every number that has a published one beside it; none where the data or the runs are not those of the paper."""
+    if filled.definition.is_quick or not filled.definition.is_comparable:
+        return []
+    return [
+        Comparison(part.block, row, column, entry)
+        for part in filled.parts
+        for row, entries in part.rows.values()
+        for column in part.columns
+        if (entry := entries[column.heading]).published is not None and entry.values
+    ]
+
+
+def tally(found: Iterable[Comparison]) -> dict[str, int]:
+    """Count the comparisons, their outcomes, and those with one seed by whether ours is worse."""
+    every = list(found)
+    alone = [one for one in every if one.has_one_seed]
+    worse = sum(one.is_worse for one in alone)
+    counts = {outcome.value: sum(one.outcome is outcome for one in every) for outcome in Outcome}
+    return {
+        "published": len(every),
+        **counts,
+        "one seed, worse": worse,
+        "one seed, at least as good": len(alone) - worse,
+    }
 
 
 def _entries(definition: Definition, block: Block, row: Row, kept: dict[int, dict[str, Any]]) -> dict[str, Entry]:

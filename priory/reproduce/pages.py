@@ -1,4 +1,4 @@
-"""Tables as Markdown and HTML, ours beside the published one, with what is reduced and what falls short."""
+"""Tables as Markdown and HTML, ours beside the published one, with reductions and comparisons."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from priory.report.markup import table as html_table
 from priory.report.page import document
 from priory.reproduce.cells import Cell, cells_of
 from priory.reproduce.definition import Definition
-from priory.reproduce.numbers import Filled, Part, shortfalls
+from priory.reproduce.numbers import Filled, Outcome, Part, comparisons
 
 __all__ = ["cost", "differences", "grid", "html", "lines", "markdown", "markdown_table"]
 
@@ -32,7 +32,7 @@ def grid(part: Part, headings: Sequence[str] | None = None) -> Grid:
 
 
 def lines(filled: Filled) -> list[str]:
-    """What stands below the numbers: reductions, what falls short, notes, cost."""
+    """The lines below the numbers: reductions, numbers that are worse than published, notes, cost."""
     definition = filled.definition
     found = []
     if not filled.is_whole:
@@ -41,9 +41,14 @@ def lines(filled: Filled) -> list[str]:
         found.append("This is the short form: it guards against regressions and is not comparable with the paper.")
     if definition.reduced:
         found.append(f"Reduced: {definition.reduced}")
-    missed = shortfalls(filled) if definition.is_comparable and not definition.is_quick else []
-    if missed:
-        found.append(f"Not reached: {'; '.join(missed)}.")
+    worse = [one for one in comparisons(filled) if one.is_worse]
+    for title, group in (
+        ("Missed", [one for one in worse if one.outcome is Outcome.MISSED]),
+        ("Worse, not resolved", [one for one in worse if one.outcome is Outcome.OPEN and not one.has_one_seed]),
+        ("Worse with one seed", [one for one in worse if one.has_one_seed]),
+    ):
+        if group:
+            found.append(f"{title}: {'; '.join(map(str, group))}.")
     found += definition.notes
     found.append(cost(filled))
     return found

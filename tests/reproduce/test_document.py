@@ -60,3 +60,28 @@ def test_every_kept_cell_belongs_to_a_table():
             known |= {cell.path for cell in cells_of(short, out) if cell.kept() is not None}
     there = {path for path in out.rglob("*.json") if RUNNING not in path.parts}  # those are not cells yet
     assert sorted(str(path.relative_to(out)) for path in there - known) == []
+
+
+def test_counts_in_a_sentence_are_of_the_methods_and_tables_that_are_named():
+    def counted(words: str) -> int:
+        text = f"so <!-- reached: {words} -->0 of 0<!-- end of count -->, as it is"
+        made = document.with_tables(text, ROOT / "results")
+        assert made.startswith(f"so <!-- reached: {words} -->")
+        assert made.endswith("<!-- end of count -->, as it is")
+        return int(made.split("-->")[1].split(" of ")[1].split()[0])
+
+    tables = ("fedhb-table-10", "fedhb-table-11")
+    assert counted("fedhb-niw fedhb-table-10") == 4
+    assert counted("fedhb-niw fedhb-mixture fedhb-table-10 fedhb-table-11") == 16
+    assert counted("fedhb-niw fedhb-mixture") == 16
+    assert counted(" ".join(tables)) == sum(counted(name) for name in tables)
+    assert counted("all") == sum(counted(name) for name in document.ordered())
+    with pytest.raises(ValueError, match="fedhb-nwi is neither a table nor a method"):
+        counted("fedhb-nwi")
+
+
+def test_the_readme_and_the_results_page_have_the_same_count():
+    line = next(
+        line for line in (ROOT / "docs" / "results.md").read_text().splitlines() if line.startswith("All tables")
+    )
+    assert line.removesuffix(".") in (ROOT / "README.md").read_text()

@@ -6,7 +6,7 @@ import pytest
 
 from priory.reproduce import definition, document, guard, pages
 from priory.reproduce.cells import cells_of
-from priory.reproduce.numbers import fill, shortfalls
+from priory.reproduce.numbers import comparisons, fill
 from tests.reproduce.test_document import ROOT
 
 ENVIRONMENT = {"priory": "0", "jax": "1", "data_checksum": "2"}
@@ -54,12 +54,26 @@ def test_a_seed_that_only_one_method_has_is_in_no_difference(tiny, tmp_path):
     assert set(less["personal"].by_seed) == {1}
 
 
-def test_what_falls_short_is_told_and_what_is_reached_is_not(tiny, tmp_path):
-    write(tiny, tmp_path, lambda cell: (0.90, 0.92)[cell.seed])
-    (line,) = shortfalls(fill(tiny, tmp_path))
-    assert line == "FedAvg, large steps, personal: 91.00 ± 1.00 against 99.90 ± 0.10"
-    write(tiny, tmp_path, lambda cell: (0.980, 0.999)[cell.seed])
-    assert shortfalls(fill(tiny, tmp_path)) == []
+def test_numbers_that_are_worse_are_listed_by_outcome(tiny, table, tmp_path):
+    def listed(value, **words) -> list[str]:
+        one = definition.parse("digits-table-0", table | words)
+        write(one, tmp_path, value)
+        return [line for line in pages.lines(fill(one, tmp_path)) if "against" in line]
+
+    where = "FedAvg, large steps, personal"
+    assert listed(lambda cell: (0.90, 0.901)[cell.seed]) == [f"Missed: {where}: 90.05 ± 0.05 against 99.90 ± 0.10."]
+    assert listed(lambda cell: (0.98, 0.99)[cell.seed]) == [
+        f"Worse, not resolved: {where}: 98.50 ± 0.50 against 99.90 ± 0.10."
+    ]
+    assert listed(lambda cell: 0.5, seeds=1) == [f"Worse with one seed: {where}: 50.00 against 99.90 ± 0.10."]
+    assert listed(lambda cell: (0.998, 1.0)[cell.seed]) == []
+
+
+def test_a_short_form_is_not_compared(tiny, tmp_path):
+    write(tiny, tmp_path, lambda cell: 0.9)
+    quick = definition.read("digits-table-0", quick=True)
+    write(quick, tmp_path, lambda cell: 0.9)
+    assert [len(comparisons(fill(one, tmp_path))) for one in (tiny, quick)] == [1, 0]
 
 
 def test_a_run_that_diverged_leaves_no_mean_of_the_others(tiny, tmp_path):
@@ -72,7 +86,13 @@ def test_pages_tell_numbers_reductions_shortfalls_and_what_is_missing(tiny, tmp_
     cells_of(tiny, tmp_path)[-1].path.unlink()
     filled = fill(tiny, tmp_path)
     for page in (pages.markdown(filled), pages.html(filled)):
-        for text in ("91.00 ± 1.00", "99.90 ± 0.10", "Reduced: Everything.", "Not reached: FedAvg", "1 of 6 cells"):
+        for text in (
+            "91.00 ± 1.00",
+            "99.90 ± 0.10",
+            "Reduced: Everything.",
+            "Worse, not resolved: FedAvg",
+            "1 of 6 cells",
+        ):
             assert text in page
     assert "http" not in pages.html(filled).replace("http-equiv", "")
 
