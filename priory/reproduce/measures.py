@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
+import scipy
 
 from priory import data, metrics
 from priory.bayes import spike_slab
@@ -60,15 +61,47 @@ def told_apart(run: Run) -> dict[str, float]:
 
 
 def covered(run: Run) -> dict[str, float]:
-    """The share of the clients whose true effect lies in its 90 % interval."""
+    """The share of the clients whose true effect lies in its 90 % interval, and the same of exact full Bayes.
+
+    Exact are the posteriors of a random intercept under the prior of `prior_draws`, flat in μ and in σ.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AdviceWarning)  # of short chains; the tables say how many draws there are
         found = run.effects(level=0.9)
-    truth = run.federation.truth["weights"][: len(found.low)]
+    federation = run.federation
+    truth = federation.truth["weights"][: len(found.low)]
+    assert federation.scale is not None
+    means, variances = np.zeros((2, len(truth)))
+    for client in range(len(truth)):
+        rows = federation.rows(client, "train")
+        precision = np.float64(federation.scale[rows]) ** -2
+        means[client], variances[client] = np.average(federation.y[rows], weights=precision), 1 / precision.sum()
+    below, sigma = exact_effects(means, variances, truth.ravel())
     return {
         "coverage": float(np.mean((found.low < truth) & (truth < found.high))),
         "sigma": float(found.population.sd.mean()),
+        "exact_coverage": float(np.mean((below > 0.05) & (below < 0.95))),
+        "exact_sigma": sigma,
     }
+
+
+def exact_effects(means: np.ndarray, variances: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, float]:
+    """P(z_k < at_k | all data) of every client and E(σ | all data), where ȳ_k ~ N(z_k, v_k) and z_k ~ N(μ, σ²).
+
+    The prior is flat in μ, which is integrated out, and in σ, which is summed over a grid of equal steps of log σ.
+    """
+    sigma = np.geomspace(1e-3, 1e6, 4001)  # between the bounds that fedpop's draws have
+    total = np.square(sigma)[:, None] + variances  # of ȳ_k, given μ and σ
+    precision = np.sum(1 / total, axis=1)
+    mu = np.sum(means / total, axis=1) / precision
+    misfit = np.sum(np.log(total) + np.square(means - mu[:, None]) / total, axis=1) + np.log(precision)
+    log_weight = np.log(sigma) - misfit / 2  # the first is dσ/d log σ
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    own = np.square(sigma)[:, None] / total  # the share of a client's own mean in its estimate
+    centre = own * means + (1 - own) * mu[:, None]
+    width = np.sqrt(own * variances + np.square(1 - own) / precision[:, None])
+    return weight @ scipy.special.ndtr((at - centre) / width), float(weight @ sigma)
 
 
 def density(run: Run) -> dict[str, float]:

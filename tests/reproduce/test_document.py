@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
-from priory.reproduce import document
+from priory.reproduce import document, read
+from priory.reproduce.numbers import fill
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,3 +87,11 @@ def test_the_readme_and_the_results_page_have_the_same_count():
         line for line in (ROOT / "docs" / "results.md").read_text().splitlines() if line.startswith("All tables")
     )
     assert line.removesuffix(".") in (ROOT / "README.md").read_text()
+
+
+def test_intervals_of_fedpop_averaged_over_its_prior_cover_as_often_as_exact_ones():
+    """As its page says: at 95 %, Student's t of differences that are paired by seed."""
+    for part in fill(read("fedpop-coverage"), ROOT / "results").parts:
+        (less,) = (less for own, other, less in part.differences() if (own, other) == ("exact", "averaged"))
+        found = less["clients covered, %"]
+        assert abs(found.mean) < stats.t.ppf(0.975, df=len(found.values) - 1) * found.error
