@@ -33,6 +33,7 @@ ROWS = {
     "fedvi-inputs": "fedvi --rounds 50 --tau 1",
     "fedbnn": "fedbnn --rounds 50",
     "fedbnn-prior": "fedbnn --rounds 50 --prior-sd 0.7071",
+    "fedbnn-widths": "fedbnn --rounds 50 --prior-sd 0.7071 --rho -0.5",
 }
 
 

@@ -3,7 +3,9 @@
 from dataclasses import replace
 from functools import cache
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +14,10 @@ from priory import Optimiser, methods
 from priory.bayes import gaussian
 from priory.calibration import Options, check, enough, passing, trial
 from priory.calibration import problem as problems
+from priory.calibration.ranks import judge
 from priory.core.errors import UsageError
+from priory.engine.problem import tasks_of
+from priory.engine.settings import Settings
 
 FEW = Options(clients=300, visits=50, rounds=0)
 
@@ -118,6 +123,31 @@ def test_a_method_that_refuses_a_regression_is_given_classes():
     found = trial.problem_for(enough(priory.FedBNN()), FEW)
     assert found.has_classes
     assert found.random == (True, True, True)
+
+
+class OneRow(nn.Module):
+    """A linear model of two classes whose first logit is 0."""
+
+    @nn.compact
+    def __call__(self, x):
+        logit = nn.Dense(1)(x)
+        return jnp.concatenate([jnp.zeros_like(logit), logit], axis=-1)
+
+
+@pytest.mark.slow  # 500 steps of two lots of 300 clients
+def test_fedbnn_is_too_wide_in_two_rows_of_which_the_difference_counts_and_right_in_one():
+    """Under the true prior, from widths near the optimum; too wide by more than 4 standard errors at 90 %."""
+    two = problems.make(FEW.clients, FEW.seed, has_classes=True)
+    (task,) = tasks_of(two.federation, Settings(head="Dense_0"), OneRow())
+    found = []
+    for given, prior_sd in ((two, problems.prior_sd(has_classes=True)), (replace(two, task=task), problems.PRIOR_SD)):
+        method = enough(priory.FedBNN(rho=-0.5, prior_sd=prior_sd))
+        draws = trial.under_truth(trial.with_work(method, given.task), given, FEW)
+        found.append(judge(draws, given.truth, None, FEW.seed))
+    both, one = found
+    (held,) = (of for of in both.coverage if of.level == 0.9)
+    assert held.held - 4 * held.error > 0.9
+    assert one.passes
 
 
 def test_what_a_method_refuses_for_another_reason_is_told():
