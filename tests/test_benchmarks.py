@@ -2,12 +2,14 @@
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[1] / "bench"
+ROOT = Path(__file__).parents[1]
+BENCH = ROOT / "bench"
 
 PROGRAM = """HloModule jit_run_block
 
@@ -57,6 +59,13 @@ def test_the_document_is_what_the_results_make_of_it(bench):
     render = bench("render")
     assert render.rendered(render.DOCUMENT.read_text()) == render.DOCUMENT.read_text()
     assert render.figure_is_current()
+
+
+def test_pages_of_methods_have_no_ratios_of_times_of_their_own():
+    ratio = re.compile(r"[1-9]\d*\.\d+\*{0,2}\s+times\b")
+    assert ratio.search((ROOT / "docs" / "benchmarks.md").read_text())
+    for page in (ROOT / "README.md", *(ROOT / "docs" / "methods").glob("*.md")):
+        assert not ratio.search(page.read_text()), page.name
 
 
 def test_another_result_gives_another_document(bench, monkeypatch, tmp_path):
