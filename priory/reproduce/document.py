@@ -62,8 +62,8 @@ A published number is
 The lists under the tables name every number that is worse, by outcome.
 
 No paper states how many seeds it has, or whether its ± is a standard deviation or a standard error. We take ± as a
-standard error; if it is a standard deviation, some numbers that are not resolved are missed. A number without ± is
-taken as exact. n − 1 degrees of freedom are at most those of Welch and Satterthwaite if the paper has as many seeds.
+standard error; if it is a standard deviation, numbers that count as not resolved may be missed. A number without ±
+is taken as exact. n − 1 degrees of freedom are at most those of Welch and Satterthwaite if the paper has as many seeds.
 """
 LEFT_OUT = """\
 ## Left out
