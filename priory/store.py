@@ -194,13 +194,18 @@ class RunDirectory:
         """Where the checkpoint is."""
         return self.path / "checkpoint"
 
-    def create(self, manifest: dict[str, Any]) -> None:
-        """Make the directory and write the manifest; a directory that holds a run already is left alone."""
+    def check_free(self) -> None:
+        """Raise if the directory holds a run already or cannot be written."""
         if (self.path / "manifest.toml").exists():
             raise UsageError(
                 f"out={str(self.path)!r} holds a run already, which is never overwritten; "
                 f"go on with `priory resume {self.path}`, or choose another directory."
             )
+        check_writable(self.path)
+
+    def create(self, manifest: dict[str, Any]) -> None:
+        """Make the directory and write the manifest; a directory that holds a run already is left alone."""
+        self.check_free()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.path / "manifest.toml", tomli_w.dumps(manifest))
@@ -338,6 +343,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if not isinstance(table.get(part, {}), dict):
             raise UsageError(f"{path} has {part}={table[part]!r} where a table belongs; name a run's manifest.toml.")
     return table
+
+
+def check_writable(path: Path) -> None:
+    """Raise if a directory can be neither made nor written."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        reason = "read-only" if there.is_dir() else f"{there} is a file"
+        raise UsageError(f"out={str(path)!r} cannot be written ({reason}); choose a directory that can.")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -29,8 +29,9 @@ from priory.core.rng import Key, Stream
 from priory.core.struct import replace
 from priory.data import Federation, Split
 from priory.engine import Settings, devices, simulate
+from priory.engine.prepared import BLOCK
 from priory.engine.rounds import AXIS, SCHEDULING, Plan, run_block
-from priory.engine.session import BLOCK, Session
+from priory.engine.session import Session
 from priory.evaluate import ClientTallies, Standing, tally_clients
 from priory.fed import schedule
 from priory.fed.method import Channel, Task

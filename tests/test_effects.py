@@ -229,7 +229,7 @@ def test_draws_of_the_population_have_central_intervals(simulate):
 def test_effects_do_not_depend_on_the_number_of_pieces(simulate, monkeypatch):
     run = simulate(stop=lambda: False)
     whole = run.effects()
-    monkeypatch.setattr("priory.engine.session.EVALUATION_BYTES", 1)
+    monkeypatch.setattr("priory.engine.prepared.EVALUATION_BYTES", 1)
     assert len(run.session._pieces(np.arange(6))) == 3
     assert_same(run.effects(), whole)
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from priory.cli.flags import Flag
 from priory.cli.run import DATA_GROUP, METHOD_GROUP, RUN_GROUP, free_path, run_flags, settings_from
 from priory.core.errors import UsageError
 from priory.engine import Settings, manifest
-from priory.store import write_atomically
+from priory.store import check_writable, write_atomically
 from priory.tune import Axis, Setting
 
 SYNTAX = "write FIELD=VALUE,VALUE,... or FIELD=log:FROM..TO:NUMBER or FIELD=linear:FROM..TO:NUMBER"
@@ -137,7 +136,7 @@ def _tune(method: Any, axes: list[Axis], chosen: DataFlags, settings: Settings, 
     directory = Path(output.out) if output.out else free_path(Path("runs") / f"tune-{name}-{Path(data.name).stem}")
     if (directory / "tuning.json").exists() or (directory / "manifest.toml").exists():
         raise UsageError(f"out={str(directory)!r} holds results already, which are never overwritten; choose another.")
-    _check_writable(directory)
+    check_writable(directory)
     by = _criterion(output.by, data.num_classes is None)
     num = math.prod(len(axis.values) for axis in axes)
     console.print(f"{name} on {data.describe()}; settings: {num}, seeds of each: {output.seeds}", soft_wrap=True)
@@ -166,14 +165,6 @@ def _tune(method: Any, axes: list[Axis], chosen: DataFlags, settings: Settings, 
     )
     console.print(f"priory run {directory}/manifest.toml", markup=False, soft_wrap=True)
     return 0
-
-
-def _check_writable(directory: Path) -> None:
-    """Raise, before the work whose result it is to hold, if the directory cannot be made or written."""
-    there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        reason = "read-only" if there.is_dir() else f"{there} is a file"
-        raise UsageError(f"out={str(directory)!r} cannot be written ({reason}); choose a directory that can.")
 
 
 def _criterion(by: str | None, regression: bool) -> str:

@@ -1,4 +1,4 @@
-"""Compiled rounds and what runs them: `simulate`, `resume`, `load`."""
+"""Compiled rounds and what runs them: `simulate`, `check`, `resume`, `load`."""
 
 from priory.engine.export import load_model, save_model
 from priory.engine.personal import PersonalModel
@@ -6,7 +6,7 @@ from priory.engine.prediction import Prediction
 from priory.engine.run import Elbo, Run
 from priory.engine.session import Listener
 from priory.engine.settings import Settings
-from priory.engine.simulate import load, resume, simulate
+from priory.engine.simulate import check, load, resume, simulate
 
 __all__ = [
     "Elbo",
@@ -15,6 +15,7 @@ __all__ = [
     "Prediction",
     "Run",
     "Settings",
+    "check",
     "load",
     "load_model",
     "resume",

@@ -34,10 +34,19 @@ class Resident:
 
     def __init__(self, record: Any, num_clients: int, plan: Plan, store: RecordStore | None) -> None:
         self._plan, self._store = plan, store
-        rows = plan.rows(num_clients)
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), record)
-        self.records: Record = devices.zeros_shared_out(shapes, plan.mesh)
+        self.records: Record = devices.zeros_shared_out(
+            devices.shapes_shared_out(record, (plan.rows(num_clients),), plan.mesh), plan.mesh
+        )
         self._touched = np.zeros(num_clients, bool)
+
+    @staticmethod
+    def rehearse(
+        problem: tuple, root: Key, server: Any, record: Any, validation: Shards | None, limits: Limits, plan: Plan
+    ) -> None:
+        """Trace a block of rounds."""
+        t, server = devices.shapes_everywhere((np.int32(0), server), plan.mesh)
+        records = devices.shapes_shared_out(record, (plan.rows(problem[1][0].num_clients),), plan.mesh)
+        run_block.trace(*problem, root, t, t, server, records, validation, limits, plan=plan)
 
     def restore(self, generation: int) -> None:
         """Read what was committed."""
@@ -95,6 +104,15 @@ class Stored:
         self._store = store
         self._reader = ThreadPoolExecutor(max_workers=1)
         self._committed = 0
+
+    @staticmethod
+    def rehearse(
+        problem: tuple, root: Key, server: Any, record: Any, validation: Shards | None, limits: Limits, plan: Plan
+    ) -> None:
+        """Trace a round."""
+        t, server = devices.shapes_everywhere((np.int32(0), server), plan.mesh)
+        here = devices.shapes_shared_out(record, (plan.places,), plan.mesh)
+        run_round.trace(*problem, root, t, server, here, validation, limits, plan=plan)
 
     def restore(self, generation: int) -> None:
         """Nothing to read: a record is read when its client is called."""

@@ -39,15 +39,35 @@ def agreed(value: int) -> int:
     return value if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
 
-def shared_out(tree: Any, mesh: Mesh) -> Any:
-    """The tree with its leading axis shared out over the devices."""
-    return jax.device_put(tree, NamedSharding(mesh, P(AXIS)))
+def shared_out(tree: Any, mesh: Mesh, spec: P = LEADING) -> Any:
+    """The tree with an axis shared out over the devices, by default the leading one."""
+    return jax.device_put(tree, NamedSharding(mesh, spec))
 
 
 def zeros_shared_out(shapes: Any, mesh: Mesh, spec: P = LEADING) -> Any:
     """Make zeros of the given shapes where they will live, by default with the leading axis shared out."""
     leaves, structure = jax.tree.flatten(shapes)
     return jax.tree.unflatten(structure, _zeros(shapes=tuple(leaves), sharding=NamedSharding(mesh, spec)))
+
+
+def shapes_everywhere(tree: Any, mesh: Mesh) -> Any:
+    """The shapes of a tree that `everywhere` has placed."""
+    return _placed(tree, NamedSharding(mesh, P()))
+
+
+def shapes_shared_out(tree: Any, lead: tuple[int, ...], mesh: Mesh, spec: P = LEADING) -> Any:
+    """The shapes of trees stacked along these leading axes, by default with the first one shared out."""
+    return _placed(tree, NamedSharding(mesh, spec), lead)
+
+
+def _placed(tree: Any, sharding: NamedSharding, lead: tuple[int, ...] = ()) -> Any:
+    """The shapes with their places, without which JAX would not take a trace of them for one of the arrays."""
+
+    def one(leaf: Any) -> jax.ShapeDtypeStruct:
+        weak = bool(getattr(leaf, "weak_type", False))
+        return jax.ShapeDtypeStruct((*lead, *leaf.shape), leaf.dtype, sharding=sharding, weak_type=weak)
+
+    return jax.tree.map(one, tree)
 
 
 @partial(jax.jit, static_argnames=("shapes", "sharding"))

@@ -27,10 +27,11 @@ from priory.effects import Effects, effects_of_clients, effects_of_server, gathe
 from priory.engine import accounting, architectures, devices, grouping, manifest
 from priory.engine.accounting import Ledger
 from priory.engine.architectures import Tasks
-from priory.engine.clients import Resident, Stored, home_for
+from priory.engine.clients import Resident, Stored
 from priory.engine.clock import Clock
 from priory.engine.cohort import subset
-from priory.engine.problem import names_of, tasks_of
+from priory.engine.prepared import BLOCK, Prepared, at_once, first_server, prepare
+from priory.engine.problem import names_of
 from priory.engine.rounds import Plan, Trace
 from priory.engine.run import NEWCOMERS, Run
 from priory.engine.settings import Settings
@@ -43,7 +44,7 @@ from priory.evaluate import (
     rows_of_clients,
     tally_clients,
 )
-from priory.fed import robust, schedule
+from priory.fed import schedule
 from priory.fed.method import Advice, AdviceWarning, Channel, Task
 from priory.fed.screen import Limits
 from priory.fed.shard import Shards
@@ -54,10 +55,8 @@ from priory.store import Checkpoint, RunDirectory
 from priory.track import Tracker
 from priory.uncertainty import Answers, ForeignInputs, collect, validation_of
 
-BLOCK = 64  # most rounds between two looks at the clock
 LOOK_SECONDS = 1.0  # about how long a block takes, so that Ctrl-C is heard
 COMMIT_SECONDS = 30.0  # how much work a crash may cost between evaluations
-EVALUATION_BYTES = 1 << 28  # most bytes of client state that an evaluation holds at once
 NAMED = 100  # most clients whose uncertainty a line of the metrics names
 
 AnyScores = Scores | RegressionScores | None
@@ -116,52 +115,29 @@ class Session:
         resume: bool,
     ) -> "Session":
         """Everything checked and placed, nothing run."""
-        chosen.check(federation.num_clients)
-        method.check()
-        chosen.check_exclusion(method, int(federation.validation.count[: federation.num_clients].sum()))
-        tasks = tasks_of(federation, chosen, model)
-        participation = chosen.drawn_from(federation.num_clients, len(tasks))
-        participation.check()
-        mesh = devices.mesh_of_all()
-        train, held, test = devices.shards_of(federation, mesh, "train", "validation", "test")
-        name = methods.name_of(method)
-        chosen.check_robust(method, name, channel)
-        architectures.check(method, name, tasks, train)
-        validation = held if chosen.exclude_uncertain else None  # a round without it has nothing to judge by
-        schedules = chosen.schedules(method)
-        plan = Plan(
-            participation=participation,
-            rounds=chosen.rounds if schedules else 0,  # nothing else depends on it, and 0 shares one program
-            schedules=schedules,
-            client_batch=chosen.client_batch or (1 if jax.default_backend() == "cpu" else federation.num_clients),
-            weighting=chosen.weighting,
-            stack=False,
-            block=BLOCK,
-            mesh=mesh,
-            exclude=chosen.exclude_uncertain,
-            robust=None if chosen.robust is None else robust.parse(chosen.robust),
-        )
-        root = devices.root_key(chosen.seed, mesh)
         # The noise so far, not what this version of an accountant would solve for.
-        kept = RunDirectory(out).committed().get("noise") if resume and out is not None else None
-        asked = chosen if kept is None else dataclasses.replace(chosen, dp_noise=kept)
-        ledger = accounting.open_ledger(asked, method, name, tasks[0], participation, channel, train, root)
-        uplink = chosen.channel_of(method, channel) if ledger is None else ledger.channel()
-        clock = Clock()
-        with clock.booking("train"):
-            home_class, record = home_for(method, tasks, uplink, train, plan, chosen.resident_bytes)
-            server = devices.everywhere(_first_server(method, tasks[0], rng.key(root, Stream.INIT)), mesh)
+        noise = RunDirectory(out).committed().get("noise") if resume and out is not None else None
+        return cls.begin(prepare(method, federation, chosen, model, channel, noise), out, resume)
+
+    @classmethod
+    def begin(cls, ready: Prepared, out: Path | str | None, resume: bool) -> "Session":
+        """Place the first server and the clients' records, and open the run directory."""
+        federation, plan, record = ready.federation, ready.plan, ready.record
+        with ready.clock.booking("train"):
+            key = rng.key(ready.root, Stream.INIT)
+            server = devices.everywhere(first_server(ready.method, ready.task, key), plan.mesh)
         directory = checkpoint = None
-        table = manifest.write(method, federation, chosen, model, channel, plan)
+        table = manifest.write(ready.method, federation, ready.settings, ready.model, ready.given, plan)
         if out is not None and (resume or jax.process_index() == 0):
             directory = RunDirectory(out)
             if not resume:
                 directory.create(table)
             checkpoint = Checkpoint(directory.checkpoint, server, record, federation.num_clients)
-        home = home_class(record, federation.num_clients, plan, checkpoint.clients if checkpoint else None)
+        home = ready.home(record, federation.num_clients, plan, checkpoint.clients if checkpoint else None)
+        names = names_of(ready.settings, ready.model, ready.tasks)
         made = cls(
-            method, federation, chosen, tasks, names_of(chosen, model, tasks), uplink, plan, train, test, validation,
-            root, home, server, directory, checkpoint, record, table, clock, ledger,
+            ready.method, federation, ready.settings, ready.tasks, names, ready.channel, plan, ready.train, ready.test,
+            ready.validation, ready.root, home, server, directory, checkpoint, record, table, ready.clock, ready.ledger,
         )  # fmt: skip
         if resume:
             made._restore()
@@ -201,7 +177,7 @@ class Session:
                 problem, span = (self.method, self.tasks, self.channel, self.train), (self.completed, until)
                 self.server, trace = self.home.run(problem, self.root, self.server, *span, self.validation, self.limits)
             pace = (time.perf_counter() - started) / (until - self.completed)
-            block = devices.agreed(int(np.clip(LOOK_SECONDS / max(pace, 1e-6), 1, BLOCK)))
+            block = devices.agreed(next_block(pace))
             self.completed = until
             self._note(trace)
             if listener is not None:
@@ -401,9 +377,7 @@ class Session:
 
     def _rows(self, num: int) -> int:
         """Clients evaluated in one call: a multiple of the devices, small enough for their records to fit."""
-        size = max(1, trees.num_bytes(self.record))
-        most = max(1, EVALUATION_BYTES // (size * self.plan.hands))
-        return min(most, -(-num // self.plan.hands)) * self.plan.hands
+        return at_once(self.record, self.plan, num)
 
     def _pieces(self, ids: np.ndarray) -> list[np.ndarray]:
         step = max(1, self._rows(len(ids)))
@@ -593,6 +567,11 @@ class Session:
         return record.joined[0], jax.tree.map(lambda leaf: leaf[0], states)
 
 
+def next_block(pace: float) -> int:
+    """How many rounds to run before the next look at the clock, when a round takes so many seconds."""
+    return int(np.clip(LOOK_SECONDS / max(pace, 1e-6), 1, BLOCK))
+
+
 def _told(newcomers: dict[str, AnyScores]) -> dict[str, Any]:
     """What a line of the metrics says of newcomers."""
     return {part: scores.to_json() if scores else None for part, scores in newcomers.items()}
@@ -610,8 +589,3 @@ def _peak_rss() -> int:
 @jax.jit
 def _unpacked(method: Any, task: Task, stacked: Any) -> Any:
     return jax.vmap(partial(architectures.unpack, like=architectures.client_shape(method, task)))(stacked)
-
-
-@jax.jit
-def _first_server(method: Any, task: Task, key: Key) -> Any:
-    return method.init(task, key)

@@ -1,4 +1,4 @@
-"""`simulate`, `resume` and `load`: a federation in one process, or what is left of one."""
+"""`simulate`, `check`, `resume` and `load`: a federation in one process, or what is left of one."""
 
 import warnings
 from collections.abc import Callable
@@ -11,11 +11,13 @@ from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.engine import manifest, settings
 from priory.engine.compilation import let_go_of_programs
+from priory.engine.prepared import Prepared, prepare
 from priory.engine.run import Run
 from priory.engine.session import Listener, Session
 from priory.fed.method import Channel
 from priory.store import RunDirectory
 from priory.track import Tracker
+from priory.track import check as check_tool
 
 
 def simulate(
@@ -41,6 +43,27 @@ def simulate(
         stop: Asked between blocks of rounds; when true the run is committed and returned as far as it is.
         track: Tool that settings, metrics and summary are sent to besides: tensorboard, mlflow or wandb (extras).
     """
+    let_go_of_programs()
+    ready = check(method, federation, model=model, channel=channel, out=out, track=track, **options)
+    tracker = _tracker(track, out)  # before a directory is made
+    return Session.begin(ready, out, resume=False).run(listener, stop, tracker)
+
+
+def check(
+    method: Any,
+    federation: Federation,
+    *,
+    model: Any = None,
+    channel: Channel | None = None,
+    out: Path | str | None = None,
+    track: str | None = None,
+    **options: Any,
+) -> Prepared:
+    """Raise whatever `simulate` would raise on these arguments, with nothing trained, compiled for it or written.
+
+    Rounds and evaluations are traced, since a method may find only there that the problem lacks something. A run that
+    follows does not trace them again.
+    """
     if not isinstance(federation, Federation):
         raise UsageError(f"{type(federation).__name__} is no federation; partition a data set first.")
     if not hasattr(method, "client_update"):
@@ -49,11 +72,13 @@ def simulate(
         raise UsageError(f"{method.__name__} is a class; give a method with its hyper-parameters, {method.__name__}().")
     if isinstance(model, str):
         options, model = {**options, "model": model}, None
-    let_go_of_programs()
     chosen = settings.make(options)
-    tracker = _tracker(track, out)  # before a directory is made
-    session = Session.prepare(method, federation, chosen, model, channel, out, resume=False)
-    return session.run(listener, stop, tracker)
+    check_tool(track)
+    if out is not None and jax.process_index() == 0:
+        RunDirectory(out).check_free()
+    ready = prepare(method, federation, chosen, model, channel)
+    ready.rehearse()
+    return ready
 
 
 def resume(

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from priory.cli import main
+from priory.engine.prepared import Prepared
 from priory.engine.run import NEWCOMERS
 from priory.engine.session import Session
 
@@ -51,6 +52,7 @@ def without_scores() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, "_evaluate", lambda *_: (None, None))
         patch.setattr(Session, "_evaluate_newcomers", lambda *_: dict.fromkeys(NEWCOMERS))
+        patch.setattr(Prepared, "_rehearse_scores", lambda *_: None)
         yield
 
 

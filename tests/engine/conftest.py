@@ -1,7 +1,6 @@
 """A federation of six small clients, and what is to be compared between two runs of it."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 
 import priory
 from priory.data import Federation
+from priory.engine.prepared import Prepared
 from tests.states import State, state_of
 
 NUM_CLIENTS = 6  # a multiple of the two devices
@@ -45,8 +45,14 @@ def simulate(federation: Federation) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def begin(simulate: Callable[..., Any]) -> Callable[..., Any]:
-    """A run that was stopped before its first round: everything is checked and placed, and no round is compiled."""
-    return partial(simulate, stop=lambda: True)
+    """A run that was stopped before its first round: all is checked and placed, and no round is traced or compiled."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Prepared, "rehearse", lambda _: None)
+            return simulate(*args, stop=lambda: True, **options)
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +63,7 @@ def train(simulate: Callable[..., Any]) -> Callable[..., Any]:
         asked = iter([False] * rounds + [True])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)  # it is asked after every round
+            patch.setattr(Prepared, "_rehearse_scores", lambda *_: None)
             return simulate(*args, rounds=rounds + 1, stop=lambda: next(asked), **options)
 
     return run

@@ -12,7 +12,7 @@ import priory
 from priory import tune as tuner
 from priory.cli import main
 from priory.core.struct import struct
-from priory.engine import Settings, manifest, session
+from priory.engine import Settings, manifest, prepared
 from priory.engine.rounds import run_block
 from priory.fed.channel import Quantise, RandomK, TopK
 from priory.store import RunDirectory
@@ -98,7 +98,7 @@ def test_a_manifest_is_run_again_with_its_compression_untold(federation, tmp_pat
 
 
 def test_a_bad_compression_is_refused_before_anything_is_built(federation, monkeypatch):
-    monkeypatch.setattr(session, "tasks_of", lambda *_: pytest.fail("the network was built"))
+    monkeypatch.setattr(prepared, "tasks_of", lambda *_: pytest.fail("the network was built"))
     with pytest.raises(priory.UsageError, match="compress='zip:3' is not understood"):
         simulate(federation, compress="zip:3")
     with pytest.raises(priory.UsageError, match="levels=0"):

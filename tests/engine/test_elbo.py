@@ -152,7 +152,7 @@ def test_clients_in_the_store_have_the_bound_of_resident_ones(runs, held_out, tm
 
 def test_the_bound_does_not_depend_on_the_number_of_pieces(runs, monkeypatch):
     whole = runs[STATEFUL].elbo()
-    monkeypatch.setattr("priory.engine.session.EVALUATION_BYTES", 1)
+    monkeypatch.setattr("priory.engine.prepared.EVALUATION_BYTES", 1)
     assert len(runs[STATEFUL].session._pieces(np.arange(4))) == 2
     np.testing.assert_array_equal(runs[STATEFUL].elbo().per_client, whole.per_client)
 

@@ -10,7 +10,7 @@ import pytest
 
 import priory
 from priory.core.struct import replace, struct
-from priory.engine.session import Session
+from priory.engine.prepared import Prepared
 from priory.evaluate import inputs_of
 from priory.fed.method import Unlabelled
 
@@ -137,11 +137,16 @@ def test_a_newcomer_without_data_draws_from_the_population(begin, held_out):
 
 def test_participants_are_never_asked_to_infer(simulate, held_out, monkeypatch):
     assert isinstance(Unwilling(), Unlabelled)
-    told, evaluate = [], Session._evaluate_newcomers
-    monkeypatch.setattr(Session, "_evaluate_newcomers", lambda self: told.append(self.completed) or evaluate(self))
+    asked, rehearse = [], Prepared._rehearse_tallies
+
+    def spy(self, server, ids, **how):
+        asked.append(ids.tolist())
+        rehearse(self, server, ids, **how)
+
+    monkeypatch.setattr(Prepared, "_rehearse_tallies", spy)
     with pytest.raises(AssertionError, match="asked to infer"):
         simulate(Unwilling(), held_out, cohort=2, rounds=1)
-    assert told == [1]  # the round and the evaluation of participants were over
+    assert asked == [[0, 1, 2, 3], [4, 5]]  # the rounds and the evaluation of participants were traced before
 
 
 @pytest.mark.parametrize(
