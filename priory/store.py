@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import tomllib
 import weakref
 import zlib
@@ -327,6 +328,59 @@ class RunDirectory:
         except ValueError:
             raise UsageError(f"{path} is damaged; delete it and {remedy}.") from None
         return table
+
+
+class TrialDirectory:
+    """What is kept of a tuning, in `trials/` of its directory, so that the same command goes on where it was left.
+
+    `manifest.toml` says what is tuned, `scores.json` has the scores of every trial so far, and `part-…/` is the
+    checkpoint of the trials that are being trained side by side.
+    """
+
+    def __init__(self, path: Path | str, asked: dict[str, Any]) -> None:
+        self.path, self.asked = Path(path) / "trials", asked
+
+    def exists(self) -> bool:
+        """Whether a tuning was begun here."""
+        return (self.path / "manifest.toml").exists()
+
+    def manifest(self) -> dict[str, Any]:
+        """What is tuned here, which need not be what is asked for."""
+        return read_manifest(self.path / "manifest.toml")
+
+    def begin(self) -> None:
+        """Make the directory, unless it is there."""
+        if not self.exists():
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path / "manifest.toml", tomli_w.dumps(self.asked))
+
+    def scores(self) -> dict[str, Any]:
+        """The scores of the trials so far, by name."""
+        path = self.path / "scores.json"
+        try:
+            found = json.loads(path.read_text()) if path.exists() else {}
+            if not isinstance(found, dict):
+                raise ValueError
+        except ValueError:
+            raise UsageError(f"{path} is damaged; delete it and run the command again.") from None
+        return found
+
+    def add(self, scores: dict[str, Any]) -> None:
+        """Keep the scores of some more trials."""
+        write_atomically(self.path / "scores.json", json.dumps(self.scores() | scores, indent=1) + "\n")
+
+    def checkpoint(self, part: str, state: PyTree) -> Checkpoint:
+        """The checkpoint of a part, whose server is the state of all its trials; a new one if it does not fit."""
+        place = self.path / f"part-{part}"
+        try:
+            return Checkpoint(place, state, (), 1)
+        except UsageError:  # made on another number of devices, or damaged: only the rounds of one part are lost
+            shutil.rmtree(place)
+            return Checkpoint(place, state, (), 1)
+
+    def drop(self, part: str) -> None:
+        """Delete the checkpoint of a part that is done."""
+        shutil.rmtree(self.path / f"part-{part}", ignore_errors=True)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -11,7 +11,9 @@ import inspect
 import itertools
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,17 +31,31 @@ from priory.core.rng import Key, Stream
 from priory.core.struct import replace
 from priory.data import Federation, Split
 from priory.engine import Settings, devices, simulate
-from priory.engine.prepared import BLOCK
+from priory.engine import check as check_run
+from priory.engine.prepared import Prepared, prepare
 from priory.engine.rounds import AXIS, SCHEDULING, Plan, run_block
-from priory.engine.session import Session
+from priory.engine.session import COMMIT_SECONDS, next_block
 from priory.evaluate import ClientTallies, Standing, tally_clients
 from priory.fed import schedule
 from priory.fed.method import Channel, Task
 from priory.fed.screen import Limits
 from priory.fed.shard import Shards
 from priory.fed.visit import Record
+from priory.store import Checkpoint, TrialDirectory
 
-__all__ = ["Axis", "Setting", "Tried", "fewest", "is_open", "ranked", "settle", "try_clusters", "tune", "without_test"]
+__all__ = [
+    "Axis",
+    "Setting",
+    "Tried",
+    "check",
+    "fewest",
+    "is_open",
+    "ranked",
+    "settle",
+    "try_clusters",
+    "tune",
+    "without_test",
+]
 
 MOST_CLUSTERS = 4  # that `clusters="auto"` tries
 Told = Callable[[int, int], None]
@@ -86,6 +102,44 @@ class Setting:
         return statistics.fmean(found), error
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A point of the grid with one seed."""
+
+    method: Any
+    values: dict[str, Any]
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Its values and its seed."""
+        return ", ".join(f"{name}={value}" for name, value in {**self.values, "seed": self.seed}.items())
+
+
+@dataclass(frozen=True)
+class Part:
+    """Trials that are run side by side.
+
+    Attributes:
+        place: What its checkpoint is called: the number of its program, and its own among those of the program.
+        size: How many are run: the last trial is repeated, so that all parts of a program have one size.
+    """
+
+    place: str
+    trials: Sequence[Trial]
+    size: int
+
+    @property
+    def name(self) -> str:
+        """Its first and last trial."""
+        return " to ".join(dict.fromkeys((self.trials[0].name, self.trials[-1].name)))
+
+    @property
+    def cells(self) -> list[Trial]:
+        """What is run."""
+        return [*self.trials, *[self.trials[-1]] * (self.size - len(self.trials))]
+
+
 def tune(
     method: Any,
     federation: Federation,
@@ -94,46 +148,50 @@ def tune(
     seeds: int,
     settings: Settings,
     told: Told = lambda done, total: None,
+    stop: Callable[[], bool] = lambda: False,
+    kept: TrialDirectory | None = None,
+    guard: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> list[Setting]:
-    """Every point of the grid with its scores on the validation rows, in the order of the grid; test rows are not read.
+    """The points of the grid, in its order, with their scores on the validation rows; test rows are not read.
+
+    All of them are checked before the first is run. Points that lack the score of a seed, since the tuning was stopped
+    or a part failed, are left out.
 
     Args:
         federation: With a validation part.
         seeds: How many, counted from the seed of the settings.
         told: Hears how many of how many rounds are done, over all compiled runs.
+        stop: Asked between blocks of rounds.
+        kept: Where scores and checkpoints are kept, and looked for first; nowhere by default.
+        guard: A context for each part by its name; if it swallows an exception, the other parts go on.
     """
     held = without_test(federation)
-    static_axes = [axis for axis in axes if axis.is_static]
-    traced_axes = [axis for axis in axes if not axis.is_static]
-    programs = [list(_points(base, traced_axes)) for base in _points((method, {}), static_axes)]
-    for points in programs:
-        for point, _ in points:
-            point.check()
-    runs = [settings.seed + i for i in range(seeds)]
-    found: list[Setting] = []
-    for number, points in enumerate(programs):
-        session = Session.prepare(points[0][0], held, settings, None, None, None, resume=False)
-        if len(session.tasks) > 1:
-            raise UsageError(
-                f"models={settings.models} are several, and tuning compares settings on one; give --model."
-            )
-        if session.ledger is not None:
-            raise UsageError(
-                f"dp={session.ledger.mode} would be spent anew by every run of a tuning, and no total is kept; tune "
-                "without it, on data that need no protection."
-            )
-        cells = [(point, seed) for point, _ in points for seed in runs]
-        scores: list[dict[str, Any]] = []
-        pieces = list(_pieces(cells, session))
-        for place, piece in enumerate(pieces):
-            done = (number * len(pieces) + place) * settings.rounds
-            total = len(programs) * len(pieces) * settings.rounds
-            # Under a vmap `lax.cond` becomes a select of its operands, which the check for reused keys takes for a use.
-            with jax.debug_key_reuse(False):
-                scores += _scores_of(session, piece, partial(_tell, told, done, total))
-        for i, (point, values) in enumerate(points):
-            found.append(Setting(values, point, scores[i * seeds : (i + 1) * seeds]))
-    return sorted((_in_order(setting, axes) for setting in found), key=lambda setting: _place(setting, axes))
+    points = list(_points((method, {}), axes))
+    scores = {} if kept is None else kept.scores()
+    parts = _missing_parts(points, axes, held, seeds, settings, scores)
+    if kept is not None:
+        kept.begin()
+    for number, part in enumerate(parts):
+        count = partial(_Count(told, number, len(parts)).advanced, rounds=settings.rounds, info={})
+        with guard(part.name):
+            scores.update(_scores_of_part(part, held, settings, count, stop, kept))
+        if stop():
+            break
+        count(settings.rounds)
+    found = []
+    for point, values in points:
+        names = [trial.name for trial in _trials(point, values, seeds, settings)]
+        if all(name in scores for name in names):
+            found.append(Setting(values, point, [scores[name] for name in names]))
+    return found
+
+
+def check(method: Any, federation: Federation, **options: Any) -> None:
+    """Raise whatever `simulate` would raise on these arguments, after `settle` where a number of clusters is open."""
+    if is_open(method):
+        _check_choice(federation, options)
+        method = replace(method, clusters=1)
+    check_run(method, federation, **options)
 
 
 def ranked(settings: Sequence[Setting], by: str) -> list[Setting]:
@@ -177,29 +235,43 @@ def is_open(method: Any) -> bool:
 
 
 def try_clusters(
-    method: Any, federation: Federation, *, told: Told = lambda done, total: None, **options: Any
+    method: Any,
+    federation: Federation,
+    *,
+    told: Told = lambda done, total: None,
+    stop: Callable[[], bool] = lambda: False,
+    **options: Any,
 ) -> list[Tried]:
     """How 1 … min(4, clients) clusters do on the validation rows, in this order; test rows are not read.
 
     Args:
         federation: With a validation part.
         told: Hears how many of how many rounds are done, over all runs.
+        stop: Asked between blocks of rounds; when true, the list ends with the numbers that were tried.
     """
-    share = options.get("exclude_uncertain")
-    if share:
-        raise UsageError(f"exclude-uncertain={share} needs the rows that clusters=auto is chosen on; give a number.")
-    if federation.validation.count[: federation.num_clients].sum() == 0:
-        raise UsageError("clusters=auto is chosen on validation rows, and there are none; use --validation 0.2.")
+    _check_choice(federation, options)
     held = without_test(federation)
     numbers = range(1, min(MOST_CLUSTERS, federation.num_clients) + 1)
     found = []
     for number in numbers:
         listener = _Count(told, number - 1, len(numbers))
-        run = simulate(replace(method, clusters=number), held, listener=listener, **{**options, "eval_every": 0})
+        how: dict[str, Any] = {**options, "eval_every": 0}
+        run = simulate(replace(method, clusters=number), held, listener=listener, stop=stop, **how)
+        if stop():
+            break
         assert run.personal is not None, "there are validation rows"
         scores = run.personal.per_client
         found.append(Tried(number, scores["nll"][scores["count"] > 0]))
     return found
+
+
+def _check_choice(federation: Federation, options: dict[str, Any]) -> None:
+    """Raise where the validation rows cannot decide the number of clusters."""
+    share = options.get("exclude_uncertain")
+    if share:
+        raise UsageError(f"exclude-uncertain={share} needs the rows that clusters=auto is chosen on; give a number.")
+    if federation.validation.count[: federation.num_clients].sum() == 0:
+        raise UsageError("clusters=auto is chosen on validation rows, and there are none; use --validation 0.2.")
 
 
 def fewest(tried: Sequence[Tried]) -> int:
@@ -260,10 +332,6 @@ def without_test(federation: Federation) -> Federation:
     )
 
 
-def _tell(told: Told, done: int, total: int, t: int) -> None:
-    told(done + t, total)
-
-
 def _points(base: tuple[Any, dict[str, Any]], axes: Sequence[Axis]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The method and its values at every point of a grid."""
     for combination in itertools.product(*(axis.values for axis in axes)):
@@ -273,54 +341,160 @@ def _points(base: tuple[Any, dict[str, Any]], axes: Sequence[Axis]) -> Iterator[
         yield method, values
 
 
-def _in_order(setting: Setting, axes: Sequence[Axis]) -> Setting:
-    return dataclasses.replace(setting, values={axis.name: setting.values[axis.name] for axis in axes})
+def _trials(method: Any, values: dict[str, Any], seeds: int, settings: Settings) -> list[Trial]:
+    return [Trial(method, values, settings.seed + i) for i in range(seeds)]
 
 
-def _place(setting: Setting, axes: Sequence[Axis]) -> list[int]:
-    return [axis.values.index(setting.values[axis.name]) for axis in axes]
+def _missing_parts(
+    points: Sequence[tuple[Any, dict[str, Any]]],
+    axes: Sequence[Axis],
+    held: Federation,
+    seeds: int,
+    settings: Settings,
+    scores: dict[str, Any],
+) -> list[Part]:
+    """The parts of the grid that lack scores, program by program; raises whatever any of them would raise."""
+    for point, _ in points:
+        point.check()
+    programs: dict[tuple[Any, ...], list[Trial]] = {}
+    for point, values in points:
+        fixed = tuple(values[axis.name] for axis in axes if axis.is_static)
+        programs.setdefault(fixed, []).extend(_trials(point, values, seeds, settings))
+    parts: list[Part] = []
+    for number, trials in enumerate(programs.values()):
+        if all(trial.name in scores for trial in trials):
+            continue
+        ready = prepare(trials[0].method, held, settings)
+        if len(ready.tasks) > 1:
+            raise UsageError(
+                f"models={settings.models} are several, and tuning compares settings on one; give --model."
+            )
+        if ready.ledger is not None:
+            raise UsageError(
+                f"dp={ready.ledger.mode} would be spent anew by every run of a tuning, and no total is kept; tune "
+                "without it, on data that need no protection."
+            )
+        size = _size_of_parts(ready, len(trials))
+        own = [Part(f"{number}-{i}", trials[i : i + size], size) for i in range(0, len(trials), size)]
+        with _keys_unchecked():
+            _rehearse(ready, own[0].cells)
+        parts += [part for part in own if not all(trial.name in scores for trial in part.trials)]
+    return parts
 
 
-Cell = tuple[Any, int]
-
-
-def _pieces(cells: list[Cell], session: Session) -> Iterator[list[Cell]]:
-    """The cells in equal pieces whose clients' state fits; the last one is filled up, so that all share a program."""
-    size = max(1, trees.num_bytes(session.record) * session.task.num_clients)
-    most = session.settings.resident_bytes // size
+def _size_of_parts(ready: Prepared, num: int) -> int:
+    """How many of so many trials run side by side: the client state of that many fits, and all parts are alike."""
+    size = max(1, trees.num_bytes(ready.record) * ready.task.num_clients)
+    most = ready.settings.resident_bytes // size
     if most < 1:
         raise UsageError(
-            f"The state of {session.task.num_clients} clients takes {size} bytes and tuning keeps it on the devices; "
+            f"The state of {ready.task.num_clients} clients takes {size} bytes and tuning keeps it on the devices; "
             f"raise resident-bytes to at least that."
         )
-    step = -(-len(cells) // -(-len(cells) // most))
-    for start in range(0, len(cells), step):
-        piece = cells[start : start + step]
-        yield piece + [piece[-1]] * (step - len(piece))
+    return -(-num // -(-num // most))
 
 
-def _scores_of(session: Session, cells: list[Cell], told: Callable[[int], None]) -> list[dict[str, Any]]:
-    """What each cell scores after all rounds, run side by side."""
-    mesh, plan, task = session.plan.mesh, session.plan, session.task
-    stacked = jax.tree.map(lambda *leaves: np.asarray(leaves, np.float32), *(method for method, _ in cells))
-    roots = jnp.stack([rng.root(seed) for _, seed in cells])
-    stacked, roots = devices.everywhere((stacked, roots), mesh)
+def _keys_unchecked() -> AbstractContextManager[None]:
+    """Under a vmap `lax.cond` becomes a select of its operands, which the check for reused keys takes for a use."""
+    return jax.debug_key_reuse(False)
+
+
+def _rehearse(ready: Prepared, cells: Sequence[Trial]) -> None:
+    """Trace rounds and scores, so that whatever a method raises on this problem is raised before any of them runs."""
+    mesh, plan, task = ready.plan.mesh, ready.plan, ready.task
+    stacked, roots = _stacked(ready, cells)
+    server = devices.shapes_everywhere(jax.eval_shape(_init, stacked, task, roots), mesh)
+    records = _record_shapes(ready, len(cells))
+    if ready.settings.rounds:
+        t = devices.shapes_everywhere(np.int32(0), mesh)
+        problem = stacked, task, ready.channel, ready.train
+        _run_cells.trace(*problem, roots, t, t, server, records, ready.limits, plan=plan)
+    _tally_cells.trace(stacked, task, ready.train, ready.test, roots, *_whom(ready), server, records, plan=plan)
+
+
+def _scores_of_part(
+    part: Part,
+    held: Federation,
+    settings: Settings,
+    count: Callable[[int], None],
+    stop: Callable[[], bool],
+    kept: TrialDirectory | None,
+) -> dict[str, Any]:
+    """The scores of the trials of a part by name, kept as soon as they are there; none if it was stopped."""
+    ready = prepare(part.trials[0].method, held, settings)
+    begin = None if kept is None else partial(kept.checkpoint, part.place)
+    with _keys_unchecked():
+        scores = _scores_of(ready, part.cells, count, stop, begin)
+    found = {trial.name: one for trial, one in zip(part.trials, scores, strict=False)}
+    if kept is not None and found:
+        kept.add(found)
+        kept.drop(part.place)
+    return found
+
+
+def _scores_of(
+    ready: Prepared,
+    cells: Sequence[Trial],
+    told: Callable[[int], None],
+    stop: Callable[[], bool],
+    begin: Callable[[Any], Checkpoint] | None,
+) -> list[dict[str, Any]]:
+    """What each cell scores after all rounds, run side by side; nothing if they were stopped.
+
+    `begin` opens the checkpoint of a state, which they go on from.
+    """
+    mesh, plan, task, rounds = ready.plan.mesh, ready.plan, ready.task, ready.settings.rounds
+    stacked, roots = _stacked(ready, cells)
     server = devices.everywhere(_init(stacked, task, roots), mesh)
-    records = _no_records(session, len(cells))
-    for start in range(0, session.settings.rounds, BLOCK):
-        stop = min(start + BLOCK, session.settings.rounds)
-        span = devices.everywhere((np.int32(start), np.int32(stop)), mesh)
-        server, records = _run_cells(
-            stacked, task, session.channel, session.train, roots, *span, server, records, session.limits, plan=plan
-        )
-        jax.block_until_ready(server)
-        told(stop)
-    num = session.federation.num_clients
-    ids = devices.shared_out(np.resize(np.arange(num), plan.rows(num)), mesh)
-    t = devices.everywhere(np.int32(session.settings.rounds), mesh)
-    tallies = _tally_cells(stacked, task, session.train, session.test, roots, t, server, records, ids, plan=plan)
+    records = devices.zeros_shared_out(_record_shapes(ready, len(cells)), mesh, P(None, AXIS))
+    checkpoint = None if begin is None else begin((server, records))
+    with nullcontext() if checkpoint is None else checkpoint.held():
+        completed, block, committed, stopped = 0, 1, time.perf_counter(), stop()
+        if checkpoint is not None and checkpoint.round > 0:
+            completed, state = checkpoint.round, checkpoint.read_server()
+            server, records = devices.everywhere(state[0], mesh), devices.shared_out(state[1], mesh, P(None, AXIS))
+        told(completed)
+        while completed < rounds and not stopped:
+            until, started = min(completed + block, rounds), time.perf_counter()
+            span = devices.everywhere((np.int32(completed), np.int32(until)), mesh)
+            problem = stacked, task, ready.channel, ready.train
+            server, records = _run_cells(*problem, roots, *span, server, records, ready.limits, plan=plan)
+            jax.block_until_ready(server)
+            block, completed = next_block((time.perf_counter() - started) / (until - completed)), until
+            told(completed)
+            stopped = stop()
+            if checkpoint is not None and (stopped or time.perf_counter() - committed > COMMIT_SECONDS):
+                checkpoint.commit(devices.to_host((server, records), mesh), completed, 0, {})
+                committed = time.perf_counter()
+        if completed < rounds:
+            return []
+        places = _whom(ready)
+        tallies = _tally_cells(stacked, task, ready.train, ready.test, roots, *places, server, records, plan=plan)
+    num = ready.federation.num_clients
     host = jax.tree.map(lambda leaf: leaf[:, :num], devices.to_host(tallies, mesh))
     return [_record(jax.tree.map(lambda leaf, i=i: leaf[i], host)) for i in range(len(cells))]
+
+
+def _stacked(ready: Prepared, cells: Sequence[Trial]) -> tuple[Any, Key]:
+    """The methods of the cells as one, with their roots, on every device."""
+    stacked = jax.tree.map(lambda *leaves: np.asarray(leaves, np.float32), *(cell.method for cell in cells))
+    placed: tuple[Any, Key] = devices.everywhere(
+        (stacked, jnp.stack([rng.root(cell.seed) for cell in cells])), ready.plan.mesh
+    )
+    return placed
+
+
+def _record_shapes(ready: Prepared, num_cells: int) -> Any:
+    """The shapes of the clients' records of so many cells."""
+    lead = num_cells, ready.plan.rows(ready.task.num_clients)
+    return devices.shapes_shared_out(ready.record, lead, ready.plan.mesh, P(None, AXIS))
+
+
+def _whom(ready: Prepared) -> tuple[Array, Array]:
+    """The round after which clients are scored, and the clients, shared out over the devices."""
+    num, mesh = ready.federation.num_clients, ready.plan.mesh
+    ids = devices.shared_out(np.resize(np.arange(num), ready.plan.rows(num)), mesh)
+    return devices.everywhere(np.int32(ready.settings.rounds), mesh), ids
 
 
 @jax.jit
@@ -362,9 +536,9 @@ def _tally_cells(
     held: Shards,
     roots: Key,
     t: Array,
+    ids: Array,
     server: Any,
     records: Record,
-    ids: Array,
     *,
     plan: Plan,
 ) -> ClientTallies:
@@ -376,13 +550,6 @@ def _tally_cells(
         return tally_clients(standing, held, ids, mine.joined, mine.client, mesh=plan.mesh)
 
     return jax.vmap(one)(methods, roots, server, records)
-
-
-def _no_records(session: Session, num_cells: int) -> Record:
-    plan = session.plan
-    lead = num_cells, plan.rows(session.task.num_clients)
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*lead, *leaf.shape), leaf.dtype), session.record)
-    return devices.zeros_shared_out(shapes, plan.mesh, P(None, AXIS))
 
 
 def _record(tallies: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from priory import store
 from priory.core.errors import UsageError
-from priory.store import Checkpoint, RecordStore, RunDirectory, write_atomically
+from priory.store import Checkpoint, RecordStore, RunDirectory, TrialDirectory, write_atomically
 
 LIKE = {"n": np.int32(0), "on": np.bool_(False), "w": np.zeros((2, 3), np.float32)}
 SERVER = {"w": np.zeros(4, np.float32)}
@@ -304,3 +304,20 @@ def test_a_damaged_summary_ends_in_a_sentence(tmp_path):
     (tmp_path / "summary.json").write_text('{"method": ')
     with pytest.raises(UsageError, match=r"summary.json is damaged; delete it and resume the run"):
         RunDirectory(tmp_path).summary()
+
+
+def test_a_checkpoint_of_trials_that_does_not_fit_is_begun_anew(tmp_path):
+    kept = TrialDirectory(tmp_path, {})
+    kept.checkpoint("0-0", np.zeros(3)).commit(np.ones(3), 2, 0, {})
+    assert kept.checkpoint("0-0", np.zeros(3)).round == 2
+    assert kept.checkpoint("0-0", np.zeros(4)).round == -1
+
+
+def test_scores_of_trials_that_are_damaged_are_refused(tmp_path):
+    kept = TrialDirectory(tmp_path, {"run": {"rounds": 3}})
+    kept.begin()
+    kept.add({"zeta=1": 0.5})
+    assert kept.scores() == {"zeta=1": 0.5}
+    (kept.path / "scores.json").write_text("{")
+    with pytest.raises(UsageError, match=r"scores\.json is damaged; delete it"):
+        kept.scores()

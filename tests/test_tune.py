@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 import tomllib
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 import priory
 from priory import tune as tuner
-from priory.cli import main, tuning
+from priory.cli import main, progress, tuning
 from priory.engine import Settings
 from priory.tune import Axis, Setting
 
@@ -162,3 +164,156 @@ def test_the_rows_that_tuning_scores_on_cannot_judge_clients_too(capsys):
     jax.devices()
     assert main(["tune", "fedprox", "--over", "mu=0,1", "--data", "digits", "--exclude-uncertain", "0.2"]) == 2
     assert "exclude-uncertain=0.2 needs the rows that tuning scores on; leave it out" in capsys.readouterr().err
+
+
+# Two programs of two trials each, those of the test of static fields above.
+GRID = ["tune", "local", "--over", "epochs=1,2", "--over", "step-size=0.05,0.2"]
+GRID += ["--data", "digits", "--partition", "dirichlet:1", "--clients", "6", "--validation", "0.25"]
+GRID += ["--model", "linear", "--rounds", "3", "--cohort", "4"]
+
+
+@pytest.fixture
+def somewhere(somewhere_else, monkeypatch):
+    """An empty directory, and blocks of one round."""
+    monkeypatch.setattr(tuner, "next_block", lambda pace: 1)
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The trials that are trained, part by part."""
+    scores_of, seen = tuner._scores_of, []
+    monkeypatch.setattr(tuner, "_scores_of", lambda *given: seen.append(given[1]) or scores_of(*given))
+    return seen
+
+
+def at_round(number, act):
+    """Progress that is told of, and acts after so many rounds of the whole grid."""
+    return lambda self, done, total: act() if done == number else None
+
+
+def table(printed: str) -> list[str]:
+    """The table of the settings, and what follows it."""
+    lines = printed.replace("whole/", "t/").splitlines()
+    return lines[next(i for i, line in enumerate(lines) if line.startswith("epochs")) :]
+
+
+def settings_in(place: str) -> list:
+    return json.loads(Path(place, "tuning.json").read_text())["settings"]
+
+
+def kill() -> None:
+    raise KeyboardInterrupt
+
+
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("number", "act", "scored", "kept"),
+    [(4, kill, 2, 0), (4, press_ctrl_c, 2, 1), (1, press_ctrl_c, 0, 1)],
+    ids=["killed in the second part", "stopped in the second part", "stopped in the first part"],
+)
+def test_the_same_command_goes_on_where_it_was_left_and_ends_with_the_same_table(
+    number, act, scored, kept, somewhere, trained, monkeypatch, capsys
+):
+    assert main([*GRID, "--out", "whole"]) == 0
+    whole = capsys.readouterr().out
+    command = [*GRID, "--out", "t"]
+    with monkeypatch.context() as patch:
+        patch.setattr(progress.Tenths, "__call__", at_round(number, act))
+        assert main(command) == 130
+    shown = capsys.readouterr().out
+    assert ("personal.accuracy" in shown) == (act is press_ctrl_c and scored > 0)
+    stopped = f"Stopped with {scored} of 4 settings scored; the same command goes on from t."
+    assert (stopped in shown) == (act is press_ctrl_c)
+    assert not Path("t/tuning.json").exists()
+    trained.clear()
+    rounds = []
+    monkeypatch.setattr(progress.Tenths, "__call__", lambda self, done, total: rounds.append(done))
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert ("2 of 4 trials are scored already and are loaded from t." in shown) == (scored == 2)
+    assert [len(cells) for cells in trained] == [2] * (2 - scored // 2)
+    assert rounds[0] == kept  # the round that was done
+    assert table(shown) == table(whole)
+    assert settings_in("t") == settings_in("whole")
+    assert sorted(os.listdir("t/trials")) == ["manifest.toml", "scores.json"]
+
+
+def test_a_finished_tuning_is_loaded_and_a_changed_command_reuses_nothing(somewhere, trained, capsys):
+    command = [*GRID, "--out", "t"]
+    assert main(command) == 0
+    first = capsys.readouterr().out
+    trained.clear()
+    assert main(command) == 0
+    again = capsys.readouterr().out
+    assert "4 of 4 trials are scored already and are loaded from t." in again
+    assert table(again) == table(first)
+    for changed, says in (
+        (["--rounds", "4"], "t holds a tuning with rounds=3 where this one has rounds=4; choose another --out."),
+        (["--data-seed", "1"], "t holds a tuning with seed=0 where this one has seed=1"),
+        (["--clip", "1"], "t holds a tuning with optimiser.clip=None where this one has optimiser.clip=1.0"),
+        (["--over", "clip=1,2"], "t holds a tuning with over.clip=None where this one has over.clip=['1.0', '2.0']"),
+        (["--seeds", "2"], "t holds a tuning with seeds=1 where this one has seeds=2"),
+    ):
+        assert main([*command, *changed]) == 2
+        assert says in capsys.readouterr().err
+    assert trained == []
+
+
+def test_the_usual_directory_is_that_of_the_same_command(somewhere_else, monkeypatch, capsys):
+    monkeypatch.setattr(tuner, "tune", lambda *_, kept, **__: kept.begin() or [])
+    for rounds in ("3", "4", "3"):
+        assert main([*GRID, "--rounds", rounds]) == 0
+    assert sorted(os.listdir("runs")) == ["tune-local-digits", "tune-local-digits-2"]
+    for place, rounds in (("tune-local-digits", 3), ("tune-local-digits-2", 4)):
+        assert tomllib.loads(Path("runs", place, "trials/manifest.toml").read_text())["run"]["rounds"] == rounds
+
+
+def test_when_a_part_fails_the_others_are_kept_and_the_same_command_makes_the_rest(
+    somewhere, trained, monkeypatch, capsys
+):
+    real = tuner._scores_of
+
+    def diverging(ready, cells, *rest):
+        if cells[0].values["epochs"] == 1:
+            raise priory.UsageError("its training diverged; lower step-size.")
+        return real(ready, cells, *rest)
+
+    command = [*GRID, "--out", "t"]
+    with monkeypatch.context() as patch:
+        patch.setattr(tuner, "_scores_of", diverging)
+        assert main(command) == 2
+    shown = capsys.readouterr()
+    part = "epochs=1, step-size=0.05, seed=0 to epochs=1, step-size=0.2, seed=0"
+    assert shown.err.splitlines()[-1] == (
+        f"priory: 1 of the parts of the grid failed: {part}: its training diverged; lower step-size."
+    )
+    assert [one["values"]["epochs"] for one in settings_in("t")] == [2, 2]
+    assert "priory run t/manifest.toml" in shown.out
+    trained.clear()
+    assert main(command) == 0
+    assert [len(cells) for cells in trained] == [2]
+    assert sorted(one["values"]["epochs"] for one in settings_in("t")) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["fedhb-mixture", "--over", "num-prototypes=1,9"], "num-prototypes=9 exceeds the 6 clients"),
+        (["fedbnn", "--over", "step-size=0.1,0.2"], "fedbnn needs inputs that are known to all clients"),
+        (["fedavg", "--over", "step-size=0.1", "--models", "linear,mlp:8"], "fedavg exchanges what depends"),
+        (["local", "--over", "step-size=0.1", "--models", "linear,mlp:8"], "models=linear,mlp:8 are several"),
+        (["local", "--over", "step-size=0.1", "--by", "global.nll"], "by=global.nll scores a global model, and local"),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
+)
+def test_what_any_setting_is_refused_for_is_raised_before_the_first_round(
+    argv, says, somewhere_else, trained, tmp_path, capsys
+):
+    model = [] if "--models" in argv else ["--model", "linear"]
+    assert main(["tune", *argv, *GRID[6:14], *model, "--rounds", "3"]) == 2
+    assert says in capsys.readouterr().err
+    assert trained == []
+    assert list(tmp_path.iterdir()) == []

@@ -68,6 +68,28 @@ class Lines:
         self._console.print(f"{text}  {seconds:.1f} s", highlight=False, markup=False, soft_wrap=True)
 
 
+class Tenths:
+    """A plain line for each tenth of the rounds, with the time left."""
+
+    def __init__(self, console: Console, label: str) -> None:
+        self._console, self._label, self._tenth = console, label, 0
+        self._mark: tuple[int, float] | None = None  # of the first rounds, which were compiled for
+
+    def __call__(self, done: int, total: int) -> None:
+        """Print how many rounds are done, where that is a tenth more."""
+        now, left = time.perf_counter(), ""
+        if self._mark is not None and self._mark[0] < done < total:
+            seconds = (total - done) * (now - self._mark[1]) / (done - self._mark[0])
+            left = f", about {seconds:.0f} s left" if seconds < 120 else f", about {seconds / 60:.0f} minutes left"
+        if self._mark is None and done:
+            self._mark = done, now
+        tenth = 10 * done // max(total, 1)
+        if tenth > self._tenth:
+            self._tenth = tenth
+            text = f"{self._label}  {done}/{total} rounds{left}"
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 @contextmanager
 def watching(label: str) -> Iterator[Listener]:
     """A listener that suits where standard error goes."""
@@ -89,10 +111,10 @@ def watching(label: str) -> Iterator[Listener]:
 
 @contextmanager
 def counting(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A function that shows how many of how many rounds are done; it says nothing when not on a terminal."""
+    """A function that shows how many of how many rounds are done, and the time left."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda done, total: None
+        yield Tenths(console, label)
         return
     columns = (
         _described(console),
@@ -100,9 +122,12 @@ def counting(label: str) -> Iterator[Callable[[int, int], None]]:
         TextColumn("{task.fields[count]}"),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns, console=console) as progress:
+    # Rich forgets a pace after 30 s by default, and a single round may take longer.
+    with Progress(*columns, console=console, speed_estimate_period=3600) as progress:
         task = progress.add_task(label, total=None, count="compiling")
-        yield lambda done, total: progress.update(task, completed=done, total=total, count=f"{done}/{total} rounds")
+        yield lambda done, total: progress.update(
+            task, completed=done, total=total, count=f"{done}/{total} rounds" if done else "compiling"
+        )
 
 
 def _described(console: Console) -> TextColumn:

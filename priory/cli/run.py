@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -155,13 +156,16 @@ def recorded_devices(table: dict[str, Any]) -> int | None:
 
 def free_path(path: Path) -> Path:
     """The path, or the first of path-2, path-3 … that does not exist."""
-    number, candidate = 1, path
-    while candidate.exists():
-        number += 1
-        # Only a real ending is one: the name of a run may hold a dot, as in lam=0.3.
-        end = ".json" if path.suffix == ".json" else ""
-        candidate = path.with_name(f"{path.name.removesuffix(end)}-{number}{end}")
-    return candidate
+    return next(place for place in numbered(path) if not place.exists())
+
+
+def numbered(path: Path) -> Iterator[Path]:
+    """The path, path-2, path-3 and so on."""
+    yield path
+    # Only a real ending is one: the name of a run may hold a dot, as in lam=0.3.
+    end = ".json" if path.suffix == ".json" else ""
+    for number in itertools.count(2):
+        yield path.with_name(f"{path.name.removesuffix(end)}-{number}{end}")
 
 
 def title_of(method: Any) -> str:
@@ -170,12 +174,17 @@ def title_of(method: Any) -> str:
     return text.split("\n\nServer keeps")[0]
 
 
-def settled(method: Any, data: Federation, settings: Settings) -> Any:
-    """The method; with its number of clusters chosen, and printed, where that is left to the validation rows."""
+def settled(method: Any, data: Federation, settings: Settings, stop: Callable[[], bool] = lambda: False) -> Any:
+    """The method; with its number of clusters chosen, and printed, where that is left to the validation rows.
+
+    None if it was told to stop meanwhile.
+    """
     if not tuner.is_open(method):
         return method
     with progress.counting("choosing the clusters") as told:
-        tried = tuner.try_clusters(method, data, told=told, **dataclasses.asdict(settings))
+        tried = tuner.try_clusters(method, data, told=told, stop=stop, **dataclasses.asdict(settings))
+    if stop():
+        return None
     number = tuner.fewest(tried)
     scores = ", ".join(f"{np.mean(one.nll):.4f} with {one.clusters}" for one in tried)
     report.console().print(
@@ -218,6 +227,8 @@ def _simulate(method: Any, data: Federation, settings: Settings, output: Elsewhe
     path = (
         Path(output.out) if output.out else free_path(Path("runs") / f"{name}-{Path(data.name).stem}-s{settings.seed}")
     )
+    if tuner.is_open(method):  # before runs that only choose the number of clusters
+        tuner.check(method, data, out=path, track=output.track, **dataclasses.asdict(settings))
     report.console().print(f"{name} on {data.describe()}", markup=False, soft_wrap=True)
     method = settled(method, data, settings)
     with progress.interruptible() as stop, progress.watching(name) as watcher:

@@ -12,12 +12,16 @@ import tomli_w
 from priory import methods, report
 from priory import tune as tuner
 from priory.cli import federation, flags, progress, start
+from priory.cli.app import INTERRUPTED
+from priory.cli.failures import Failures
 from priory.cli.federation import DataFlags
 from priory.cli.flags import Flag
-from priory.cli.run import DATA_GROUP, METHOD_GROUP, RUN_GROUP, free_path, run_flags, settings_from
+from priory.cli.run import DATA_GROUP, METHOD_GROUP, RUN_GROUP, numbered, run_flags, settings_from
 from priory.core.errors import UsageError
+from priory.data import Federation
 from priory.engine import Settings, manifest
-from priory.store import check_writable, write_atomically
+from priory.fed.method import Population
+from priory.store import TrialDirectory, check_writable, write_atomically
 from priory.tune import Axis, Setting
 
 SYNTAX = "write FIELD=VALUE,VALUE,... or FIELD=log:FROM..TO:NUMBER or FIELD=linear:FROM..TO:NUMBER"
@@ -39,7 +43,8 @@ class Output:
     Attributes:
         seeds: How many seeds each setting is run with.
         by: The score that decides, on the validation rows; personal.accuracy or personal.rmse by default.
-        out: Directory for tuning.json and manifest.toml; runs/tune-METHOD-DATA by default, with -2, -3 … where taken.
+        out: Directory for tuning.json, manifest.toml and the trials; runs/tune-METHOD-DATA by default, with -2, -3 …
+            where another tuning has it.
         devices: Host devices that share the clients; one for each core by default (CPU only).
     """
 
@@ -72,7 +77,8 @@ def tune(argv: Sequence[str]) -> int:
         argv[1:],
         prog=prog,
         text="Try settings of a method, all traced numbers and seeds in one compiled run, and score them on the "
-        "validation rows; test rows are never read. `priory methods` lists the methods.",
+        "validation rows; test rows are never read. All settings are checked before the first is trained. Scores and "
+        "checkpoints are kept, so the same command goes on where it was left. `priory methods` lists the methods.",
     )
     tuning = values["tuning"]
     over = flags.flatten(tuning.pop("over"))
@@ -133,41 +139,91 @@ def _listed(text: str, described: str) -> list[str]:
 def _tune(method: Any, axes: list[Axis], chosen: DataFlags, settings: Settings, output: Output) -> int:
     console, name = report.console(), methods.name_of(method)
     data = chosen.federation()
-    directory = Path(output.out) if output.out else free_path(Path("runs") / f"tune-{name}-{Path(data.name).stem}")
-    if (directory / "tuning.json").exists() or (directory / "manifest.toml").exists():
-        raise UsageError(f"out={str(directory)!r} holds results already, which are never overwritten; choose another.")
+    by = _criterion(output.by, method, name, data.num_classes is None)
+    # The best setting is to be trained on the validation rows too.
+    final = _table(method, replace(chosen, validation=0.0).federation(told=False), settings)
+    grid = {axis.name: [str(value) for value in axis.values] for axis in axes}
+    asked = {**_table(method, data, settings), "tuning": {"over": grid, "seeds": output.seeds, "by": by}}
+    kept = _kept(output.out, Path("runs") / f"tune-{name}-{Path(data.name).stem}", asked)
+    directory, failures = kept.path.parent, Failures()
     check_writable(directory)
-    by = _criterion(output.by, data.num_classes is None)
     num = math.prod(len(axis.values) for axis in axes)
     console.print(f"{name} on {data.describe()}; settings: {num}, seeds of each: {output.seeds}", soft_wrap=True)
-    with progress.counting(f"tuning {name}") as told:
-        found = tuner.tune(method, data, axes, seeds=output.seeds, settings=settings, told=told)
+    if kept.scores():
+        there = (
+            f"{len(kept.scores())} of {num * output.seeds} trials are scored already and are loaded from {directory}."
+        )
+        console.print(there, markup=False, soft_wrap=True)
+    with progress.interruptible() as stop, progress.counting(f"tuning {name}") as told:
+        found = tuner.tune(
+            method,
+            data,
+            axes,
+            seeds=output.seeds,
+            settings=settings,
+            told=told,
+            stop=stop,
+            kept=kept,
+            guard=failures.noted,
+        )
     best = tuner.ranked(found, by)
-    final = replace(chosen, validation=0.0).federation(told=False)
-    table = {
-        **manifest.describe(best[0].method, final, settings),
-        "environment": {"data_checksum": final.checksum},
-    }
     records = _records(best, data.num_classes is None)
-    directory.mkdir(parents=True, exist_ok=True)
-    told_of = {"method": name, "by": by, "seeds": output.seeds, "data": data.spec, "settings": records}
-    write_atomically(directory / "tuning.json", json.dumps(told_of, indent=2) + "\n")
-    write_atomically(directory / "manifest.toml", tomli_w.dumps(table))
-    console.print()
-    console.print(report.tuning_table(records, by, most=SHOWN))
-    console.print()
-    if len(records) > SHOWN:
-        rest = f"{SHOWN} of {len(records)} settings; all of them are in {directory}/tuning.json."
-        console.print(f"The best {rest}", markup=False, soft_wrap=True)
-    console.print(
-        f"Scores are means over seeds on {data.validation.total} validation rows; the test rows were not read. "
-        f"The manifest of the best setting trains on the validation rows too (validation 0)."
-    )
-    console.print(f"priory run {directory}/manifest.toml", markup=False, soft_wrap=True)
+    if records:
+        console.print()
+        console.print(report.tuning_table(records, by, most=SHOWN))
+        console.print()
+    if stop.pressed and len(found) < num:
+        told_of = f"Stopped with {len(found)} of {num} settings scored; the same command goes on from {directory}."
+        console.print(told_of, markup=False, soft_wrap=True)
+        return INTERRUPTED
+    if records:
+        final["method"] = {"name": name, **manifest.to_table(best[0].method)}
+        result = {"method": name, "by": by, "seeds": output.seeds, "data": data.spec, "settings": records}
+        write_atomically(directory / "tuning.json", json.dumps(result, indent=2) + "\n")
+        write_atomically(directory / "manifest.toml", tomli_w.dumps(final))
+        if len(records) > SHOWN:
+            rest = f"{SHOWN} of {len(records)} settings; all of them are in {directory}/tuning.json."
+            console.print(f"The best {rest}", markup=False, soft_wrap=True)
+        console.print(
+            f"Scores are means over seeds on {data.validation.total} validation rows; the test rows were not read. "
+            f"The manifest of the best setting trains on the validation rows too (validation 0)."
+        )
+        console.print(f"priory run {directory}/manifest.toml", markup=False, soft_wrap=True)
+    failures.conclude("of the parts of the grid")
     return 0
 
 
-def _criterion(by: str | None, regression: bool) -> str:
+def _table(method: Any, data: Federation, settings: Settings) -> dict[str, Any]:
+    """The manifest of a method on a federation."""
+    return {**manifest.describe(method, data, settings), "environment": {"data_checksum": data.checksum}}
+
+
+def _kept(out: str | None, usual: Path, asked: dict[str, Any]) -> TrialDirectory:
+    """Where the trials are kept: in `out`; by default in the usual place, with -2, -3 … where another tuning has it."""
+    if out is not None:
+        kept = TrialDirectory(out, asked)
+        if kept.exists():
+            manifest.check_same(asked, kept.manifest(), Path(out), "tuning")
+        elif any((Path(out) / file).exists() for file in ("tuning.json", "manifest.toml")):
+            raise UsageError(f"out={out!r} holds results already, which are never overwritten; choose another.")
+        return kept
+
+    def is_ours(kept: TrialDirectory, place: Path) -> bool:
+        try:
+            manifest.check_same(asked, kept.manifest(), place, "tuning")
+        except UsageError:
+            return False
+        return True
+
+    known = ((TrialDirectory(place, asked), place) for place in numbered(usual))
+    return next(kept for kept, place in known if not place.exists() or is_ours(kept, place))
+
+
+def _criterion(by: str | None, method: Any, name: str, regression: bool) -> str:
+    if by is not None and by.startswith("global") and not isinstance(method, Population):
+        raise UsageError(
+            f"by={by} scores a global model, and {name} has none; choose {by.replace('global', 'personal')}."
+        )
     if by is None:
         return "personal.rmse" if regression else "personal.accuracy"
     if by.endswith("accuracy" if regression else "rmse"):

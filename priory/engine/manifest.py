@@ -2,12 +2,15 @@
 
 import dataclasses
 import platform
+import tomllib
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import tomli_w
 
 from priory import data, methods
 from priory.core.errors import UsageError
@@ -50,6 +53,26 @@ def describe(method: Any, federation: Federation, chosen: Settings, has_model: b
         "run": _without_none(dataclasses.asdict(chosen) | {"schedule": list(chosen.schedule)}),
         "data": federation.spec,
     }
+
+
+def check_same(asked: dict[str, Any], there: dict[str, Any], path: Path, kind: str) -> None:
+    """Raise if a directory with the manifest `there` holds another run, or whatever `kind`, than is asked for.
+
+    Args:
+        asked: As `describe` gives it, with the checksum of the data under `environment`.
+    """
+    asked = tomllib.loads(tomli_w.dumps(asked))
+    checksum = asked.pop("environment")["data_checksum"]
+    for part, table in asked.items():
+        one, other = _flat(there.get(part, {})), _flat(table)
+        for name in one | other:
+            old, new = one.get(name), other.get(name)
+            if old != new:
+                raise UsageError(
+                    f"{path} holds a {kind} with {name}={old} where this one has {name}={new}; choose another --out."
+                )
+    if there.get("environment", {}).get("data_checksum") != checksum:
+        raise UsageError(f"{path} holds a {kind} on other data of the same name; choose another --out.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +149,15 @@ def like(default: Any, value: Any, name: str) -> Any:
     if default is not None and not isinstance(value, type(default)):
         raise UsageError(f"{name}={value!r} should be a {type(default).__name__}; correct the manifest.")
     return value
+
+
+def _flat(table: dict[str, Any]) -> dict[str, Any]:
+    """The values of nested tables by dotted name."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        inner = _flat(value) if isinstance(value, dict) else None
+        flat |= {name: value} if inner is None else {f"{name}.{key}": one for key, one in inner.items()}
+    return flat
 
 
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:

@@ -62,10 +62,24 @@ def test_a_file_gets_one_line_for_each_evaluation(screen):
     assert text.getvalue() == "ditto  round 4/10  personal accuracy 0.910 nll 0.300  2.0 s\n"
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_rounds_are_counted_on_a_terminal_only(screen, is_terminal):
-    text = screen(is_terminal)
+def test_a_terminal_shows_the_rounds_that_are_counted_and_the_time_left(screen):
+    text = screen(is_terminal=True)
     with progress.counting("audit") as count:
         count(3, 8)
-    assert ("3/8 rounds" in text.getvalue()) == is_terminal
-    assert is_terminal or not text.getvalue()
+        count(5, 8)
+    last = [line for line in text.getvalue().splitlines() if "audit" in line][-1]
+    assert "5/8 rounds 00:0" in " ".join(last.split())
+
+
+def test_a_file_gets_a_line_for_each_tenth_of_the_rounds_with_the_time_left(screen, monkeypatch):
+    text = screen(is_terminal=False)
+    clock = iter([0.0, 50.0, 51.0, 60.0, 230.0])  # the first rounds are compiled for, and no pace follows from them
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
+    with progress.counting("tuning ditto") as count:
+        for done in (0, 10, 11, 20, 100):
+            count(done, 100)
+    assert text.getvalue().splitlines() == [
+        "tuning ditto  10/100 rounds",
+        "tuning ditto  20/100 rounds, about 80 s left",
+        "tuning ditto  100/100 rounds",
+    ]
