@@ -2,29 +2,28 @@
 
 import dataclasses
 import json
-import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import tomli_w
 
 from priory import methods, report, track
 from priory import tune as tuner
 from priory.cli import federation, flags, progress, start
 from priory.cli.app import INTERRUPTED
+from priory.cli.failures import Failures, named
 from priory.cli.flags import Flag
 from priory.cli.run import DATA_GROUP, RUN_GROUP, Tool, free_path, run_flags, settings_from, settled, write_report
 from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.engine import Settings, manifest, resume, simulate
 from priory.fed.local import Optimiser, Work
-from priory.store import RunDirectory, write_atomically
+from priory.store import RunDirectory, check_writable, write_atomically
 
 TEXT = (
     "Train several methods on the same federation with the same seeds and print one table. A method is a name of "
-    "`priory methods`, with settings of its own by flag name where wanted: fedprox:mu=0.1,step-size=0.05. Finished "
+    "`priory methods`, with settings of its own by flag name where wanted: fedprox:mu=0.1,step-size=0.05. All methods "
+    "are checked before the first is trained, and if one fails later, the others finish and are printed. Finished "
     "runs are loaded and stopped ones resumed, so the same command goes on where it was left."
 )
 LOCAL_GROUP = "Optimiser and local work of all methods; a setting written behind a method overrides it."
@@ -67,6 +66,21 @@ class Cell:
     path: Path
 
 
+@dataclass
+class Outcome:
+    """How the runs of a comparison ended.
+
+    Attributes:
+        summaries: Those of the methods whose runs all finished, by label.
+        failures: What went wrong, by label.
+        stopped: The run during which Ctrl-C was pressed.
+    """
+
+    summaries: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    failures: Failures = field(default_factory=Failures)
+    stopped: Cell | None = None
+
+
 def compare(argv: Sequence[str]) -> int:
     """The exit code of `priory compare`."""
     local = [flags.optional(flag) for flag in (*flags.flags_of(Optimiser()), *flags.flags_of(Work()))]
@@ -94,16 +108,23 @@ def compare(argv: Sequence[str]) -> int:
     chosen = federation.from_values(values["data"])
     data, settings = chosen.federation(), settings_from(values["run"], chosen)
     directory = Path(output.out or Path("runs") / f"compare-{Path(data.name).stem}")
-    for method in named.values():
-        (dataclasses.replace(method, clusters=1) if tuner.is_open(method) else method).check()
-        settings.schedules(method)
-        settings.check_exclusion(method, int(data.validation.count[: data.num_clients].sum()))
     settings.check(data.num_clients)
-    cells = list(_cells(named, settings, output.seeds, directory))
-    code = _run_all(_with_clusters(cells, data), data, directory, output.track)
-    if code == 0 and output.report:
-        write_report([cell.path for cell in cells], directory / "report.html")
-    return code
+    cells = _with_recorded_clusters(list(_cells(named, settings, output.seeds, directory)))
+    _check(cells, data, directory)
+    outcome = _run_all(cells, data, directory, output.track)
+    finished = [cell for cell in cells if cell.label in outcome.summaries]
+    if finished:
+        _show(outcome, cells, data, directory)
+    if outcome.stopped is not None:
+        place = outcome.stopped.path
+        report.console().print(
+            f"Stopped; the same command goes on from the checkpoint in {place}.", markup=False, soft_wrap=True
+        )
+        return INTERRUPTED
+    if finished and output.report:
+        write_report([cell.path for cell in finished], directory / "report.html")
+    outcome.failures.conclude(f"of {len(named)} methods")
+    return 0
 
 
 def methods_from(texts: Sequence[str], shared: dict[str, Any]) -> dict[str, Any]:
@@ -141,38 +162,64 @@ def _cells(named: dict[str, Any], settings: Settings, seeds: int, directory: Pat
             yield Cell(label, method, dataclasses.replace(settings, seed=seed), directory / folder)
 
 
-def _with_clusters(cells: list[Cell], data: Federation) -> list[Cell]:
-    """The cells with a number for every `clusters=auto`: chosen with the first seed, or what a run there records."""
+def _with_recorded_clusters(cells: list[Cell]) -> list[Cell]:
+    """The cells, with the number of clusters that was chosen for `clusters=auto` where a run records it."""
     chosen: dict[str, Any] = {}
     for cell in cells:
-        if tuner.is_open(cell.method) and cell.label not in chosen:
-            recorded = (cell.path / "manifest.toml").exists()
-            number = RunDirectory(cell.path).manifest().get("method", {}).get("clusters") if recorded else None
-            known = dataclasses.replace(cell.method, clusters=number) if isinstance(number, int) else None
-            chosen[cell.label] = known or settled(cell.method, data, cell.settings)
+        if tuner.is_open(cell.method) and (cell.path / "manifest.toml").exists():
+            number = RunDirectory(cell.path).manifest().get("method", {}).get("clusters")
+            if isinstance(number, int):
+                chosen.setdefault(cell.label, dataclasses.replace(cell.method, clusters=number))
     return [dataclasses.replace(cell, method=chosen.get(cell.label, cell.method)) for cell in cells]
 
 
-def _run_all(cells: list[Cell], data: Federation, directory: Path, tool: str | None) -> int:
-    console = report.console()
+def _check(cells: list[Cell], data: Federation, directory: Path) -> None:
+    """Raise before the first round whatever any of the runs would raise, with the name of its method."""
+    missing = [cell for cell in cells if not _is_finished(cell, data)]
+    if missing:
+        check_writable(directory)
+    for cell in missing:
+        try:
+            tuner.check(cell.method, data, **dataclasses.asdict(cell.settings))
+        except UsageError as error:
+            raise UsageError(named(cell.label, str(error))) from None
+
+
+def _run_all(cells: list[Cell], data: Federation, directory: Path, tool: str | None) -> Outcome:
+    """Make, finish or load every run, up to one that is stopped; a method that failed has no further run."""
+    console, outcome = report.console(), Outcome()
     console.print(f"{len(cells)} runs on {data.describe()}", markup=False, soft_wrap=True)
     loaded = [cell for cell in cells if _is_finished(cell, data)]
     if loaded:
         console.print(f"{len(loaded)} of them are finished already and are loaded from {directory}.", markup=False)
-    summaries: dict[str, list[dict[str, Any]]] = {}
+    methods_by_label: dict[str, Any] = {}
     with progress.interruptible() as stop:
         for cell in cells:
+            if cell.label in outcome.failures.sentences:
+                continue
             label = (
                 cell.label if len({c.settings.seed for c in cells}) == 1 else f"{cell.label} seed {cell.settings.seed}"
             )
-            summary = _summary(cell, data, label, stop=stop, track=tool)
-            if summary is None:
-                console.print(f"Stopped; the same command goes on from the checkpoint in {cell.path}.", markup=False)
-                return INTERRUPTED
-            summaries.setdefault(cell.label, []).append(summary)
-    records = report.compare(summaries)
+            with outcome.failures.noted(cell.label):
+                if cell.label not in methods_by_label:
+                    methods_by_label[cell.label] = settled(cell.method, data, cell.settings, stop)
+                cell = dataclasses.replace(cell, method=methods_by_label[cell.label])
+                # Without a method, it was stopped while the number of clusters was being chosen.
+                summary = _summary(cell, data, label, stop=stop, track=tool) if cell.method is not None else None
+                if summary is None:
+                    outcome.stopped = cell
+                    break
+                outcome.summaries.setdefault(cell.label, []).append(summary)
+    unfinished = {*outcome.failures.sentences, *([outcome.stopped.label] if outcome.stopped else [])}
+    for label in unfinished:  # means are over all seeds
+        outcome.summaries.pop(label, None)
+    return outcome
+
+
+def _show(outcome: Outcome, cells: list[Cell], data: Federation, directory: Path) -> None:
+    """Print the tables of the methods that finished, and write them unless the comparison was stopped."""
+    console, records = report.console(), report.compare(outcome.summaries)
     seeds = sorted({cell.settings.seed for cell in cells})
-    written = _write(records, cells, data, seeds, directory)
     for table in report.comparison_tables(records, len(seeds), console.width):
         console.print()
         console.print(table)
@@ -182,8 +229,9 @@ def _run_all(cells: list[Cell], data: Federation, directory: Path, tool: str | N
     console.print(
         "Bytes are per client and round; from NLL to the worst client, scores are those of the personal models."
     )
-    console.print(f"comparison: {written}", markup=False, soft_wrap=True)
-    return 0
+    if outcome.stopped is None:
+        written = _write(records, outcome.failures, cells, data, seeds, directory)
+        console.print(f"comparison: {written}", markup=False, soft_wrap=True)
 
 
 def _summary(cell: Cell, data: Federation, label: str, **how: Any) -> dict[str, Any] | None:
@@ -204,30 +252,32 @@ def _is_finished(cell: Cell, data: Federation) -> bool:
     directory = RunDirectory(cell.path)
     if not (cell.path / "manifest.toml").exists():
         return False
-    there = directory.manifest()
-    asked = tomllib.loads(tomli_w.dumps(manifest.describe(cell.method, data, cell.settings)))
-    for part, table in asked.items():
-        for name in {**table, **there.get(part, {})}:
-            old, new = there.get(part, {}).get(name), table.get(name)
-            if old != new:
-                raise UsageError(
-                    f"{cell.path} holds a run with {name}={old} where this comparison has {name}={new}; "
-                    "choose another --out."
-                )
-    if there.get("environment", {}).get("data_checksum") != data.checksum:
-        raise UsageError(f"{cell.path} holds a run on other data of the same name; choose another --out.")
+    asked = manifest.describe(cell.method, data, cell.settings) | {"environment": {"data_checksum": data.checksum}}
+    manifest.check_same(asked, directory.manifest(), cell.path, "run")
     return directory.summary() is not None
 
 
 def _write(
-    records: list[dict[str, Any]], cells: list[Cell], data: Federation, seeds: list[int], directory: Path
+    records: list[dict[str, Any]],
+    failures: Failures,
+    cells: list[Cell],
+    data: Federation,
+    seeds: list[int],
+    directory: Path,
 ) -> Path:
     """The file that the comparison was written to."""
     for record in records:
         record["runs"] = [
             {"seed": cell.settings.seed, "path": cell.path.name} for cell in cells if cell.label == record["label"]
         ]
-    comparison = {"federation": data.describe(), "data": data.spec, "seeds": seeds, "methods": records}
+    comparison = {
+        "federation": data.describe(),
+        "data": data.spec,
+        "seeds": seeds,
+        "asked": list(dict.fromkeys(cell.label for cell in cells)),
+        "methods": records,
+        "failed": failures.sentences,
+    }
     path = directory / "comparison.json"
     if path.exists() and _asked(json.loads(path.read_text())) != _asked(comparison):
         path = free_path(path)  # another comparison of runs in this directory is kept
@@ -237,5 +287,6 @@ def _write(
 
 def _asked(comparison: dict[str, Any]) -> list[Any]:
     """What a comparison was about."""
-    labels = [record["label"] for record in comparison["methods"]]
+    # Those of older versions hold every method that was asked for.
+    labels = comparison.get("asked", [record["label"] for record in comparison["methods"]])
     return [comparison["federation"], comparison["data"], comparison["seeds"], labels]

@@ -12,6 +12,7 @@ from rich.table import Table
 from priory import report, reproduce
 from priory.cli import flags, progress, start
 from priory.cli.app import INTERRUPTED
+from priory.cli.failures import Failures, named
 from priory.cli.flags import Flag
 from priory.core.errors import UsageError
 from priory.data import describe
@@ -19,11 +20,12 @@ from priory.reproduce import guard, pages
 from priory.reproduce.cells import Cell, Federations, cells_of
 from priory.reproduce.definition import Definition
 from priory.reproduce.numbers import Filled, fill
-from priory.store import write_atomically
+from priory.store import check_writable, write_atomically
 
 TEXT = (
     "Make published tables again, ours beside theirs, with standard errors. Every run is kept as a JSON file of its "
-    "own with its manifest; the same command goes on where it was left, and ends with a Markdown and an HTML page. "
+    "own with its manifest; the same command goes on where it was left, and ends with a Markdown and an HTML page. All "
+    "runs are checked before the first one starts, and if one fails later, the others finish. "
     "`priory reproduce --list` names the tables."
 )
 TABLES = Flag("table", (), tuple[str, ...], (), "Names of tables, or all.", placed="[NAME ...]")
@@ -77,17 +79,21 @@ def reproduce_command(argv: Sequence[str]) -> int:
     missing = _told(cells, console)
     if options.estimate:
         return 0
-    code = 0
+    code, failures = 0, Failures()
     if missing:
         _check_data(definitions)
+        check_writable(Path(options.out))
         start.start_jax(options.devices)
-        code = 0 if _run_all(missing, options.minutes, console) else INTERRUPTED
+        _check_runs(missing)
+        code = 0 if _run_all(missing, options.minutes, console, failures) else INTERRUPTED
     for one in definitions:
         filled = fill(one, Path(options.out))
         _show(filled, console)
         console.print(f"written: {_write(filled, Path(options.out))}", markup=False, soft_wrap=True)
         if options.guard is not None and code != INTERRUPTED:
             code = max(code, _guard(one, options, console))
+    if code != INTERRUPTED:
+        failures.conclude(f"of {len(missing)} runs")
     return code
 
 
@@ -153,8 +159,20 @@ def seconds_of(cell: Cell) -> float:
     return cell.row.seconds or cell.definition.seconds
 
 
-def _run_all(missing: Sequence[Cell], minutes: float | None, console: Console) -> bool:
-    """Whether all of them were run before the time was over or Ctrl-C was pressed."""
+def _check_runs(missing: Sequence[Cell]) -> None:
+    """Raise before the first run whatever any of them would raise; the seeds of a method differ in nothing of that."""
+    federations, first = Federations(), dict[tuple[str, str, str], Cell]()
+    for cell in missing:
+        first.setdefault((cell.definition.name, cell.block.key, cell.row.cells), cell)
+    for cell in first.values():
+        try:
+            cell.check(federations)
+        except UsageError as error:
+            raise UsageError(named(_name(cell), str(error))) from None
+
+
+def _run_all(missing: Sequence[Cell], minutes: float | None, console: Console, failures: Failures) -> bool:
+    """Whether the time was not over, nor Ctrl-C pressed, before the last of them; those that fail are noted."""
     federations, began = Federations(), time.monotonic()
     expected = [seconds_of(cell) for cell in missing]
     with progress.interruptible() as stop:
@@ -162,16 +180,20 @@ def _run_all(missing: Sequence[Cell], minutes: float | None, console: Console) -
             if minutes is not None and time.monotonic() - began > 60 * minutes:
                 console.print(f"The time is over with {len(missing) - place} runs left; the same command goes on.")
                 return False
-            label = f"{place + 1}/{len(missing)} {cell.definition.name} {cell.path.stem}"
-            with progress.watching(label) as watcher:
-                done = cell.run(federations, watcher, stop)
-            if done is None:
+            label, stopped = f"{place + 1}/{len(missing)} {_name(cell)}", False
+            with failures.noted(_name(cell)), progress.watching(label) as watcher:
+                stopped = cell.run(federations, watcher, stop) is None
+            if stopped:
                 console.print("Stopped; the same command goes on from there.")
                 return False
             pace = (time.monotonic() - began) / sum(expected[: place + 1])
             left = pace * sum(expected[place + 1 :]) / 60
             console.print(f"{label}: about {_minutes(left)} minutes left", markup=False, soft_wrap=True)
     return True
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.definition.name} {cell.path.stem}"
 
 
 def _write(filled: Filled, out: Path) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 from priory import data, methods
 from priory.core.errors import UsageError
 from priory.data import Federation
-from priory.engine import Listener, Settings, manifest, resume, settings, simulate
+from priory.engine import Listener, Settings, check, manifest, resume, settings, simulate
 from priory.engine.run import NEWCOMERS, Run
 from priory.fed import schedule
 from priory.reproduce import measures
@@ -106,6 +106,12 @@ class Cell:
         except (ValueError, KeyError, TypeError, UsageError):
             return None
         return found if same else None
+
+    def check(self, federations: Federations) -> None:
+        """Raise whatever `run` would raise before its first round."""
+        federation = federations(self.data)
+        self._check_data(federation)
+        check(self.method, federation, **dataclasses.asdict(self.settings))
 
     def run(
         self,

@@ -2,7 +2,9 @@
 
 import pytest
 
+import priory
 from priory.cli.app import main
+from priory.reproduce import cells
 
 pytestmark = [pytest.mark.usefixtures("somewhere_else"), pytest.mark.xdist_group("command line")]
 
@@ -71,3 +73,34 @@ def test_data_that_are_not_here_are_named_before_anything_runs(table, tiny, monk
     monkeypatch.delenv("PRIORY_DATA", raising=False)
     assert main(["reproduce", "digits-table-0"]) == 2
     assert "digits-table-0 needs mnist" in capsys.readouterr().err
+
+
+def test_a_run_that_would_be_refused_is_named_before_anything_runs(table, tiny, tmp_path, capsys):
+    table["row"][1]["set"]["mu"] = -1
+    assert main(["reproduce", "digits-table-0"]) == 2
+    assert "priory: digits-table-0 one-prox-0: mu=-1.0 is out of range" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_directory_that_cannot_be_written_is_named_before_anything_runs(tiny, tmp_path, capsys):
+    (tmp_path / "taken").write_text("")
+    assert main(["reproduce", "digits-table-0", "--out", "taken"]) == 2
+    assert "out='taken' cannot be written" in capsys.readouterr().err
+
+
+def test_when_a_run_fails_the_others_are_made_and_the_tables_written(tiny, tmp_path, monkeypatch, capsys):
+    real = cells.simulate
+
+    def simulate(method, *given, **options):
+        if isinstance(method, priory.FedProx):
+            raise priory.UsageError("its training diverged; lower step_size.")
+        return real(method, *given, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cells, "simulate", simulate)
+        assert main(["reproduce", "digits-table-0", "--seeds", "1"]) == 2
+    failed = "priory: 1 of 3 runs failed: digits-table-0 one-prox-0: its training diverged; lower step_size."
+    assert capsys.readouterr().err.splitlines()[-1] == failed
+    assert "FedAvg" in (tmp_path / "results" / "digits-table-0" / "table.md").read_text()
+    assert main(["reproduce", "digits-table-0", "--seeds", "1"]) == 0
+    assert "2 of 3 runs are there" in capsys.readouterr().out
