@@ -70,6 +70,7 @@ class Effects:
         population: What the effects have in common.
         fixed: The tree of the effects that all clients share.
         draws: A tree like one draw whose leaves are (clients, chains, draws, ...); None unless asked for.
+        advice: Sentences of the method on the run that these are of, by kind: they may not be estimates yet.
     """
 
     clients: tuple[str, ...] = field(repr=False)
@@ -85,6 +86,7 @@ class Effects:
     population: Population = field(repr=False)
     fixed: Any = field(repr=False)
     draws: Any = field(repr=False)
+    advice: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def warning(self) -> str | None:
@@ -178,7 +180,12 @@ def effects_of_server(method: Any, task: Task, down: Any) -> tuple[Any, Any, Any
 
 
 def gather(
-    found: Any, server: tuple[Any, Any, Any], clients: tuple[str, ...], examples: np.ndarray, level: float
+    found: Any,
+    server: tuple[Any, Any, Any],
+    clients: tuple[str, ...],
+    examples: np.ndarray,
+    level: float,
+    advice: dict[str, str],
 ) -> Effects:
     """The effects from the summaries of clients and server on the host."""
     mean, sd, fixed = server
@@ -187,7 +194,7 @@ def gather(
     population = Population(_flat(mean, num_axes=1), _flat(sd, num_axes=1))
     return Effects(
         clients, names, examples, level, found.mean, found.sd, found.low, found.high, found.rhat, found.ess,
-        population, fixed, found.draws,
+        population, fixed, found.draws, advice,
     )  # fmt: skip
 
 

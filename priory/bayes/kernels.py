@@ -38,7 +38,7 @@ EXACT: tuple[Kind, ...] = ("mala", "hmc", "nuts")  # these need the density itse
 NOISY: tuple[Kind, ...] = ("ula", "sgld", "psgld")
 
 DECAY, DAMPING = 0.99, 1e-5  # of psgld's preconditioner G = 1/(damping + √V), that of RMSprop
-FLATTEST = 1e-6  # the least curvature told, so that a step size made of it is finite
+FLATTEST = 1e-18  # the least curvature told, so that a step size made of it is finite
 NOISE_AT_ONCE = 2**20  # normals drawn in one go, 4 MB: a few at a time cost more than a gradient
 
 State = tuple[Any, ...]  # the position, and what a kernel remembers within one call

@@ -89,8 +89,12 @@ def sd(beta: Population, like: Effects) -> Effects:
 
 def sd_of(beta: Population) -> Effects:
     """σ as it is learned, one number if all coordinates share it: what a `HyperPrior` is to count."""
-    base = beta.base if isinstance(beta, Energy) else beta
-    return jax.tree.map(jnp.exp, base.log_sd)
+    return jax.tree.map(jnp.exp, base_of(beta).log_sd)
+
+
+def base_of(beta: Population) -> Normal:
+    """Return μ and log σ of either kind of population."""
+    return beta.base if isinstance(beta, Energy) else beta
 
 
 def draw(beta: Normal, key: Key) -> Effects:
@@ -137,6 +141,13 @@ def precision(beta: Population, like: Effects) -> Effects:
     if isinstance(beta, Energy):
         network = STEEPEST * jnp.dot(jnp.abs(beta.w2), jnp.sum(beta.w1**2, axis=0))
     return jax.tree.map(lambda s: 1 / s**2 + network, sd(beta, like))
+
+
+def times_mean(unit: Effects, gradient: Any) -> Any:
+    """Return a gradient or step of β with its part in μ multiplied by a number for each coordinate."""
+    if isinstance(gradient, Energy):
+        return replace(gradient, base=times_mean(unit, gradient.base))
+    return replace(gradient, mean=jax.tree.map(jnp.multiply, unit, gradient.mean))
 
 
 def project(beta: Population, low: Array | float, high: Array | float = math.inf) -> tuple[Any, Array]:

@@ -17,6 +17,7 @@ FULL = (
     "Full Bayes over the population: the intervals are wider for what is not known of its mean and standard deviation; "
     "the fixed effects are taken as known."
 )
+ADVISED = "The run has warnings about these estimates; follow them before you rely on the table."
 MOST_UNASKED = 4  # random effects of a client that are shown at the end of a run
 MOST_CLIENTS = 100  # and for so many clients
 MOST_FIXED = 20
@@ -46,6 +47,8 @@ def show(console: Console, found: Effects) -> None:
         console.print(table)
     console.print()
     console.print(POINT if found.population.is_point else FULL, markup=False)
+    if found.advice:
+        console.print(ADVISED, markup=False)
 
 
 def population_table(found: Effects) -> Table:

@@ -11,9 +11,9 @@ from priory.cli.run import opened, run_groups
 from priory.core.errors import UsageError
 from priory.effects import arviz, check_effects
 from priory.engine import load
+from priory.fed.method import MOST_EFFECTS
 
 TEXT = "Print the random effects of a run's clients, with the population that they come from and the fixed effects."
-MOST = 8  # random effects of a client that a table shows
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,11 @@ def effects(argv: Sequence[str]) -> int:
     run, chosen = load(path), Options(**values["effects"])
     check_effects(run.method, run.name, chosen.level)
     num, console = num_effects(run), report.console()
-    too_many = f"{num} random effects a client are too many for a table, which holds {MOST}" if num > MOST else None
+    too_many = (
+        f"{num} random effects a client are too many for a table, which holds {MOST_EFFECTS}"
+        if num > MOST_EFFECTS
+        else None
+    )
     if chosen.arviz is None and too_many:
         raise UsageError(f"{too_many}; write their draws with --arviz FILE.nc.")
     if chosen.arviz is not None:  # before anything is computed

@@ -231,7 +231,8 @@ class Run:
     def effects(self, level: float = 0.9, draws: bool = False) -> Effects:
         """The random effects of every client that takes part, with central intervals, where the method has any.
 
-        Warns where R-hat is above 1.01 or an effective sample size below 400.
+        Warns where R-hat is above 1.01 or an effective sample size below 400, and where the method has advice on the
+        run, such as that its population has not settled.
 
         Args:
             level: Probability of the intervals.

@@ -101,6 +101,7 @@ class Session:
     rejected: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     advice: dict[str, str] = field(default_factory=dict)
+    warned: set[str] = field(default_factory=set)
     history: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
@@ -260,13 +261,21 @@ class Session:
         return per_client, float(devices.to_host(server, self.plan.mesh))
 
     def effects(self, level: float, keep: bool) -> Effects:
-        """The random effects of each client that takes part, where the rounds so far have led; draws if to `keep`."""
+        """Return the random effects of each client that takes part, where the rounds so far have led.
+
+        Warns of the advice on these rounds that this process has not given yet.
+
+        Args:
+            keep: Whether to keep the draws.
+        """
+        told = self._advice(progress=1.0)  # what is shown is taken for the answer, whatever rounds are still to come
+        self._warn({kind: sentence for kind, sentence in told.items() if kind not in self.warned})
         mesh, num = self.plan.mesh, self.task.num_clients
         shared = devices.everywhere(np.float32(level), mesh)
         found = self._of_each(np.arange(num), self._asking(effects_of_clients, shared, keep=keep))
         server = devices.to_host(effects_of_server(self.method, self.task, self._broadcast()[0]), mesh)
         examples = np.asarray(self.federation.train.count[:num])
-        return gather(found, server, self.federation.clients[:num], examples, level)
+        return gather(found, server, self.federation.clients[:num], examples, level, told)
 
     def counts(self, ids: np.ndarray, draws: int) -> Counts:
         """What certificates of newcomers are computed from, stacked, where the rounds so far have led."""
@@ -394,13 +403,20 @@ class Session:
 
     def _advise(self) -> None:
         """Warn of what the method makes of the last round's figures, once for each kind; the newest words are kept."""
-        if not isinstance(self.method, Advice):
-            return
-        told = self.method.advice(self.task, self.info)
-        for kind, sentence in told.items():
-            if kind not in self.advice:
-                warnings.warn(sentence, AdviceWarning, stacklevel=2)
+        told = self._advice(self.completed / self.last_round if self.last_round else 1.0)
+        self._warn({kind: sentence for kind, sentence in told.items() if kind not in self.advice})
         self.advice.update(told)
+
+    def _advice(self, progress: float) -> dict[str, str]:
+        """Return the sentences that the method has for the last round's figures, with this share of the rounds done."""
+        if not isinstance(self.method, Advice):
+            return {}
+        return self.method.advice(self.task, self.info | {"progress": progress})
+
+    def _warn(self, told: dict[str, str]) -> None:
+        for sentence in told.values():
+            warnings.warn(sentence, AdviceWarning, stacklevel=3)
+        self.warned |= told.keys()
 
     def _line(self, personal: AnyScores, population: AnyScores, num: int | None) -> dict[str, Any]:
         """What the metrics say of an evaluation of all clients, or of `num`."""

@@ -291,6 +291,9 @@ class Compresses(Protocol):
         """Whether the leaf at a "/"-joined path may be; no traced number may decide it."""
 
 
+MOST_EFFECTS = 8  # random effects of a client that are read as numbers; more only serve to predict
+
+
 @runtime_checkable
 class Unbiased(Protocol):
     """Optional: the method's theory needs compression that is right in the mean."""
@@ -364,7 +367,8 @@ class Advice(Protocol):
     def advice(self, task: Task, info: dict[str, float]) -> dict[str, str]:
         """Sentences by kind, each with the value, what it means and the remedy; called on the host, untraced.
 
-        A kind is told once a run, however its numbers change.
+        A kind is told once a run, however its numbers change. `info["progress"]` is the share of the rounds that are
+        done, which is 1 at the end.
         """
 
 

@@ -20,12 +20,17 @@ What the paper leaves open, and what is done here (docs/methods/fedpop.md has th
 - Sign of the drift: +γ∇ log p (algorithm 1), not − (section 2). The server sends (φ_k, β_k).
 - Units. J sums over clients and examples, I over clients: the server steps along (b/|A|) ΣJ / |D| and (b/|A|) ΣI / b,
   which the paper leaves to the step sizes. Both go through one kind of optimiser; β has a step size of its own.
+- Scale of β: log σ has no unit, and μ moves in units u of its population, u = σ or σ at the start if that is larger:
+  the optimiser sees u ∇_μ, and μ moves by u times its step (without momentum and with u = σ, along the natural gradient
+  of p(z | β)). So outcomes in another unit, with `prior_sd` and `prior_sigma` in it, lead to the same answer in that
+  unit. With `prior_units="outcome"`, u = 1.
 - σ is learned as log σ and kept above `sigma_min` (and φ in a ball of `radius`, if one is given). There is one σ for
   each coordinate as in the authors' code, or one for all as in the text (`prior`).
 - Burn-in: I and J average over the states after the first `burn_in` of `steps`.
 - I has another form: with z = μ + σu, ∇_β log p(D | z(β, u)) has the same mean under the posterior, little noise where
   the prior rules and much where the data do; `score="mixed"` takes w I + (1 − w) of that, w = 1 − mean(1/σ²)/L being
-  the share of the data in the posterior's curvature. Without it σ wanders where clients hardly differ.
+  the share of the data in the posterior's curvature. Without it σ wanders where clients hardly differ. For a random
+  intercept it is linear in z, so that the width that Langevin's bias adds to the draws leaves β alone.
 - γ: 1/L, L being the largest eigenvalue of Σ_j c_j A_jᵀA_j + diag(1/σ²), with A_j the Jacobian in z of the outputs of
   example j and c_j a bound on the curvature of its likelihood: a global bound where the outputs are linear in z.
 - The chain sees the network as it predicts (no dropout, running statistics); J is taken in training.
@@ -38,6 +43,7 @@ What the paper leaves open, and what is done here (docs/methods/fedpop.md has th
 - A client without examples sends nothing.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -57,13 +63,16 @@ from priory.fed import mixed
 from priory.fed.about import About, Paper
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser
-from priory.fed.method import Certified, Info, Message, Predictive, Task
+from priory.fed.method import MOST_EFFECTS, Certified, Info, Message, Predictive, Task
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
 Weights = Any
 Prior = Any  # Normal | Energy, by the static field `prior`
 BOUND_BATCHES = 8  # minibatches that a bound on the curvature is taken from
+RECENT = 4.0  # of t rounds, the recent average of β lags by t / (1 + RECENT) rounds: a fifth of them
+SHORTEST = 100  # rounds; shorter runs are judged by their pace
+SETTLED = 0.15  # the most that β may have moved in a fifth of the rounds, in units of σ and of log σ
 SIGMA_MAX = 1e6  # where a draw of σ ends, for want of a prior
 
 
@@ -79,6 +88,7 @@ class Server:
         optimisers: State of the optimisers of φ and β.
         count: Rounds in which somebody sent something.
         projected: How often a σ was stopped at its bound.
+        recent: An average of (μ, log σ) over the recent rounds; empty where they are not maximised.
     """
 
     phi: Weights
@@ -88,6 +98,7 @@ class Server:
     optimisers: Any
     count: Array
     projected: Array
+    recent: Normal | tuple[()] = ()
 
 
 @struct
@@ -147,7 +158,8 @@ class FedPop:
         batch_size: Examples that go through the network at once; all that a step of sgld or psgld sees.
         stateful: Chains go on where they stopped; otherwise each round starts with a draw of the prior.
         prior: Population of the random effects: Gaussian with a σ for each coordinate, with one σ, or an energy.
-        score: I as printed (centred), or mixed with another form of less noise where clients hardly differ.
+        score: I as printed (centred), or mixed with another form of less noise where clients hardly differ; auto mixes
+            where a Gaussian prior is maximised and chains see all examples.
         prior_sd: σ at the start.
         freeze_prior: Keep the prior at N(0, prior-sd²) instead of learning it.
         prior_sigma: Prior on σ: flat, gamma:SHAPE,RATE or half-normal:SCALE.
@@ -161,7 +173,8 @@ class FedPop:
         samples: Draws of each.
         thin: Steps between draws.
         newcomer_draws: L, draws of the prior that predict for a client without data.
-        prior_step_size: Step size of β.
+        prior_step_size: Step size of β: of log σ, and of μ in its unit.
+        prior_units: Unit of the steps of μ: σ, or prior-sd where that is larger (sd), or the unit of the outcome.
         optimiser: Server's optimiser, of φ and β.
     """
 
@@ -173,7 +186,7 @@ class FedPop:
     batch_size: int = static(default=32)
     stateful: bool = static(default=True)
     prior: Literal["diagonal", "scalar", "energy"] = static(default="diagonal")
-    score: Literal["centred", "mixed"] = static(default="centred")
+    score: Literal["auto", "centred", "mixed"] = static(default="auto")
     prior_sd: float = 1.0
     freeze_prior: bool = static(default=False)
     prior_sigma: str = static(default="flat")
@@ -187,7 +200,8 @@ class FedPop:
     samples: int = static(default=50)
     thin: int = static(default=1)
     newcomer_draws: int = static(default=100)
-    prior_step_size: float = 0.01
+    prior_step_size: float = 0.03
+    prior_units: Literal["sd", "outcome"] = static(default="sd")
     optimiser: Optimiser = Optimiser("adam", 0.001)
 
     about: ClassVar[About] = About(
@@ -202,6 +216,7 @@ class FedPop:
         sends="gradients for the body and for the prior",
     )
     linear: ClassVar[bool] = True
+    legacy_settings: ClassVar[dict[str, str]] = {"prior_units": "outcome"}  # of runs from before the setting existed
     certifies: ClassVar[str] = "a Gaussian with the moments of the draws of z, and not the draws themselves"
     unbiased: ClassVar[str] = "the convergence theorem of FedPop (H3)"
 
@@ -231,7 +246,7 @@ class FedPop:
         if self.prior == "energy" and hyper != population.parse("flat"):
             raise UsageError(f"prior-sigma={self.prior_sigma} belongs to a Gaussian prior; choose prior=diagonal.")
         if self.score == "mixed" and (self.prior == "energy" or self.prior_draws):
-            raise UsageError("score=mixed needs a Gaussian prior whose σ is maximised; choose score=centred.")
+            raise UsageError("score=mixed needs a Gaussian prior whose σ is maximised; choose score=auto.")
         self.optimiser.check()
 
     def init(self, task: Task, key: Key) -> Server:
@@ -242,7 +257,8 @@ class FedPop:
         normal = population.normal_around(mean, self.prior_sd, "scalar" if self.prior == "scalar" else "diagonal")
         beta, crowd = self._prior_at(normal, key_energy, key_crowd)
         optimisers = (self.optimiser.build().init(phi), self._prior_optimiser().build().init(beta))
-        return Server(phi, beta, drawn.stats, crowd, optimisers, jnp.int32(0), jnp.float32(0))
+        recent = population.base_of(beta) if self._follows else ()
+        return Server(phi, beta, drawn.stats, crowd, optimisers, jnp.int32(0), jnp.float32(0), recent)
 
     def broadcast(self, server: Server) -> Down:
         return Down(server.phi, server.beta, server.stats, server.crowd)
@@ -284,14 +300,17 @@ class FedPop:
             phi = trees.scale(jnp.minimum(1.0, self.radius / jnp.maximum(trees.norm(phi), 1e-12)), phi)
         beta, prior_state, crowd = self._next_prior(task, server, mean.beta, key)
         beta, collapsed = population.project(beta, self.sigma_min, jnp.inf)
-        moved = Server(
-            phi, beta, mean.stats, crowd, (state, prior_state), server.count + 1, server.projected + collapsed
-        )
+        recent, count = server.recent, server.count + 1
+        if self._follows:
+            share = RECENT / (count + RECENT)
+            recent = trees.axpy(share, trees.sub(population.base_of(beta), recent), recent)
+        moved = Server(phi, beta, mean.stats, crowd, (state, prior_state), count, server.projected + collapsed, recent)
         server = trees.select(jnp.sum(messages.weight) > 0, moved, server)
         sd = population.sd(server.beta, self._like(task))
         rms = jnp.sqrt(trees.norm_squared(sd) / max(1, trees.size(sd)))
         everyone = jnp.sum(messages.weight) / task.num_clients
-        return server, {"sigma": rms, "projected": server.projected, "participation": everyone}
+        info = {"sigma": rms, "projected": server.projected, "participation": everyone}
+        return server, info | self._movement(server)
 
     def personalise(self, task: Task, down: Down, client: Weights, data: Shard, key: Key) -> Samples:
         key_start, key_size, key_chain = jax.random.split(key, 3)
@@ -397,7 +416,8 @@ class FedPop:
     def advice(self, task: Task, info: dict[str, float]) -> dict[str, str]:
         """What the figures of a round say that somebody should hear."""
         said = {}
-        if info.get("own_share", 1.0) < 0.01:
+        is_over = info.get("progress", 1.0) == 1  # until then β may be small and on its way
+        if is_over and info.get("own_share", 1.0) < 0.01:
             said["collapse"] = (
                 f"σ has collapsed to {info['sigma']:.3g} (stopped {info['projected']:.0f} times at sigma-min="
                 f"{self.sigma_min:g}) and leaves clients {info['own_share']:.1%} of their own: the likelihood is "
@@ -409,12 +429,33 @@ class FedPop:
                 f"gamma={self.gamma} is above the stability limit of {info['unstable']:.0%} of the clients (their mean "
                 f"limit is {info['gamma_limit']:.3g}); choose less, or leave it out to have it set."
             )
+        moved = [info.get(name, 0.0) for name in ("mean_moved", "sd_moved")]
+        if is_over and max(moved) > SETTLED and trees.size(self._like(task)) <= MOST_EFFECTS:
+            said["moving"] = (
+                "The population has not settled, so its mean and standard deviation are not estimates yet: at the pace "
+                f"of the last rounds, a fifth of all rounds (or {SHORTEST / 5:.0f}) moves the mean by {moved[0]:.2g} "
+                f"standard deviations and the standard deviation by a factor of {math.exp(moved[1]):.2f}; take more "
+                "--rounds or a larger --prior-step-size, or if it moves to and fro, --schedule prior-step-size=cosine."
+            )
         if self.prior_draws and info.get("participation", 1.0) < 1:
             said["participation"] = (
                 f"prior-draws={self.prior_draws} draws the prior given everybody's random effects, but "
                 f"{info['participation']:.0%} of the clients took part; let all take part."
             )
         return said
+
+    @property
+    def _follows(self) -> bool:
+        """Whether the server compares β with where it was."""
+        return self.prior_units == "sd" and not self.freeze_prior and not self.prior_draws
+
+    @property
+    def _mixes(self) -> bool:
+        """Whether I is the mixture of two forms."""
+        if self.score != "auto":
+            return self.score == "mixed"
+        is_maximised = self.prior != "energy" and not self.freeze_prior and not self.prior_draws
+        return is_maximised and not self._samples_data
 
     @property
     def _samples_data(self) -> bool:
@@ -448,7 +489,7 @@ class FedPop:
     def _scores(self, target: Target, beta: Prior, zs: Weights, key: Key) -> Prior:
         """∇_β log p(z | β) of each z (axis 0), or an estimate with the same mean under the posterior."""
         centred = jax.vmap(jax.grad(population.log_prob), in_axes=(None, 0))(beta, zs)
-        if self.score == "centred":
+        if not self._mixes:
             return centred
 
         def along(z: Weights, key: Key) -> Prior:
@@ -520,8 +561,19 @@ class FedPop:
         else:
             hyper_score = jax.grad(lambda beta: hyper.log_density(population.sd_of(beta)))(beta)
             score = trees.axpy(1 / task.num_clients, hyper_score, score)
-        beta, state = self._ascend(self._prior_optimiser(), beta, score, state)
-        return beta, state, crowd
+        unit = self._unit(beta)
+        uphill = population.times_mean(unit, score)
+        step, state = self._ascend(self._prior_optimiser(), trees.zeros(beta), uphill, state)
+        return trees.add(beta, population.times_mean(unit, step)), state, crowd
+
+    def _movement(self, server: Server) -> Info:
+        """How far μ, in units of σ, and log σ moved in a fifth of the rounds, or would in a fifth of SHORTEST."""
+        if not self._follows:
+            return {}
+        beta = population.base_of(server.beta)
+        away = trees.scale(jnp.maximum(1.0, SHORTEST / jnp.maximum(server.count, 1)), trees.sub(beta, server.recent))
+        mean = jax.tree.map(jnp.divide, away.mean, population.sd(beta, beta.mean))
+        return {"mean_moved": _largest(mean), "sd_moved": _largest(away.log_sd)}
 
     def _moved(self, beta: Energy, particles: Weights, key: Key) -> Weights:
         """The particles after some steps of a chain on the energy's prior."""
@@ -547,6 +599,14 @@ class FedPop:
         updates, state = optimiser.build().update(trees.scale(-1.0, gradient), state, values)
         return trees.add(values, updates), state
 
+    def _unit(self, beta: Prior) -> Weights:
+        """The unit of the steps of μ, by coordinate."""
+        mean = population.base_of(beta).mean
+        if self.prior_units == "outcome":
+            return jax.tree.map(jnp.ones_like, mean)
+        # No less than at the start: a σ that collapses must not keep μ from where the data want it.
+        return jax.tree.map(lambda sd: jnp.maximum(sd, self.prior_sd), population.sd(beta, mean))
+
     def _prior_optimiser(self) -> Optimiser:
         return replace(self.optimiser, step_size=self.prior_step_size, weight_decay=0.0)
 
@@ -557,6 +617,11 @@ class FedPop:
         """The shapes of the random effects."""
         weights = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0))).weights
         return trees.partition(weights, task.is_head)[0]
+
+
+def _largest(tree: Any) -> Array:
+    """The largest number of a tree in magnitude."""
+    return jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
 def _flat(z: Weights) -> Weights:

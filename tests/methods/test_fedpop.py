@@ -2,18 +2,24 @@
 
 from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from priory.bayes.population import Normal
 from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.struct import replace
+from priory.fed.method import MOST_EFFECTS, Task
 from priory.fed.mixed import Mixed
 from priory.methods.fedpop import FedPop
 from priory.models import features
-from priory.models.model import Params
+from priory.models.likelihood import Gaussian
+from priory.models.linen import Linen
+from priory.models.model import Head, Params
+from priory.models.nets import Intercept
 from tests.methods.mixed_problem import (
     COUNTS,
     DIM,
@@ -27,6 +33,7 @@ from tests.methods.mixed_problem import (
     rows_of,
     wrap,
 )  # fmt: skip
+from tests.methods.problems import shards_from
 from tests.methods.verbs import broadcast, enrol, init, personalised, population, predicted, updated
 
 TASK = factor_task()
@@ -260,6 +267,57 @@ def test_a_collapsed_sigma_is_told():
         method, TASK, down_at(method, TASK, PHI, MEAN, SD), state, SHARDS.of(jnp.int32(0)), jax.random.key(2)
     )[2]
     assert "collapse" not in method.advice(TASK, figures | {"own_share": float(wide["own_share"])})
+
+
+MOVING = {"mean_moved": 0.2, "sd_moved": 0.1, "progress": 1.0}
+
+
+def test_a_population_that_moves_at_the_end_of_a_run_is_told():
+    said = PLAIN.advice(TASK, MOVING)["moving"]
+    assert "moves the mean by 0.2 standard deviations and the standard deviation by a factor of 1.11; take more" in said
+    assert set(PLAIN.advice(TASK, MOVING | {"progress": 0.5})) == set()
+    assert set(PLAIN.advice(TASK, MOVING | {"mean_moved": 0.1})) == set()
+
+
+def test_a_population_that_only_serves_to_predict_may_move():
+    """More random effects than a table of them shows are a layer of a network."""
+    wide = replace(
+        TASK, model=Linen(nn.Dense(MOST_EFFECTS + 1, use_bias=False)), input_shape=(1,), is_head=Head("kernel")
+    )
+    assert PLAIN.advice(wide, MOVING) == {}
+    narrow = replace(wide, model=Linen(nn.Dense(MOST_EFFECTS, use_bias=False)))
+    assert set(PLAIN.advice(narrow, MOVING)) == {"moving"}
+
+
+def test_langevin_bias_leaves_the_mixed_score_of_an_intercept_alone():
+    """Draws of twice the variance have the mixed score of draws from the posterior, and another centred one."""
+    y, s, mean, sd = 3.0, 2.0, 0.5, 0.7
+    task = Task(Linen(Intercept(1)), Gaussian(s), (1,), 1, 1, Head("intercept"))
+    data = shards_from(np.ones((1, 1), np.float32), np.float32([y]), (1,)).of(jnp.int32(0))
+    beta = Normal({"intercept": np.float32([mean])}, {"intercept": np.log(np.float32([sd]))})
+    precision = 1 / s**2 + 1 / sd**2
+    unit = np.random.default_rng(0).normal(size=(4000, 1))
+    slopes = {}
+    for score in ("centred", "mixed"):
+        for variance in (1, 2):
+            zs = (y / s**2 + mean / sd**2) / precision + np.sqrt(variance / precision) * unit
+            found = score_of(FedPop(score=score), task, beta, {"intercept": zs.astype(np.float32)}, data)
+            slopes[score, variance] = float(jnp.mean(found.log_sd["intercept"]))
+    exact = ((y - mean) ** 2 / (s**2 + sd**2) - 1) * sd**2 / (s**2 + sd**2)  # of log N(y | μ, s² + σ²) in log σ
+    error = 2 / np.sqrt(len(unit))  # of the mean of (z − μ)²/σ², at most
+    assert abs(slopes["mixed", 2] - exact) < 4 * error > abs(slopes["mixed", 1] - exact)
+    assert abs(slopes["centred", 1] - exact) < 4 * error
+    assert abs(slopes["centred", 2] - exact) > 8 * error
+
+
+@jax.jit
+def score_of(method, task, beta, zs, data):
+    """I of each state."""
+    first = jax.tree.map(lambda leaf: leaf[0], zs)
+    model = Mixed(task, Params({"intercept": None}, {}), first)
+    key_size, key_score = jax.random.split(jax.random.key(0))
+    target = method._target(model, method._rows(model, data, key_size), beta, first, data, key_score)
+    return method._scores(target, beta, zs, jax.random.key(1))
 
 
 def test_down_and_up_are_as_many_numbers_as_the_paper_says():

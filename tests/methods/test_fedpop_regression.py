@@ -43,8 +43,8 @@ def radon_effects() -> tuple[Effects, float, float, float, float]:
     return found, found.population.mean[0, 0], slope, np.exp(log_s), found.population.sd[0, 0]
 
 
-@pytest.mark.slow  # 300 rounds of 85 counties; test_fedpop.py has the gradients in closed form
-def test_radon_ends_where_the_marginal_likelihood_is_largest():
+def best_radon() -> list[float]:
+    """μ, slope, s and σ where the marginal likelihood of radon is largest."""
     y, floor, county = radon()
     count = np.bincount(county)
 
@@ -57,7 +57,12 @@ def test_radon_ends_where_the_marginal_likelihood_is_largest():
         return 0.5 * (squares + np.sum((count - 1) * np.log(s**2) + np.log(last)))
 
     best = optimize.minimize(loss, [1.0, 0.0, 0.0, -1.0], method="BFGS").x
-    np.testing.assert_allclose(radon_effects()[1:], [*best[:2], *np.exp(best[2:])], atol=0.01)
+    return [*best[:2], *np.exp(best[2:])]
+
+
+@pytest.mark.slow  # 300 rounds of 85 counties; test_fedpop.py has the gradients in closed form
+def test_radon_ends_where_the_marginal_likelihood_is_largest():
+    np.testing.assert_allclose(radon_effects()[1:], best_radon(), atol=0.01)
 
 
 @pytest.mark.slow
@@ -86,6 +91,24 @@ def test_eight_schools_say_that_sigma_collapsed():
     assert "--prior-sigma gamma:2,0.1" in run.extra["advice"]["collapse"]
     pooled = np.sum(data.y / data.scale**2) / np.sum(1 / data.scale**2)
     np.testing.assert_allclose(run.effects().mean[:, 0], pooled, atol=0.3)
+
+
+@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")  # sixty rounds are few
+def test_outcomes_in_another_unit_give_the_same_answer_in_that_unit():
+    """Chains and β are those of the other run times the unit, to rounding, if --prior-sd is given in it too."""
+    data, ends = schools(), []
+    for unit in (1.0, 1000.0):
+        scale = np.asarray(data.scale, np.float32) * np.float32(unit)
+        y = np.asarray(data.y, np.float32) * np.float32(unit)
+        there = priory.data.from_arrays(data.x, y, np.arange(8), scale=scale, task="regression", test=0.0)
+        method = FedPop(prior_sd=3 * unit, sigma_min=1e-3 * unit)
+        run = priory.simulate(method, there, rounds=60, model="intercept", eval_every=0)
+        found = run.effects()
+        ends.append(np.stack([found.mean[:, 0], found.low[:, 0], found.high[:, 0]]) / unit)
+        ends.append(np.array([found.population.mean.item(), found.population.sd.item()]) / unit)
+    np.testing.assert_allclose(ends[2], ends[0], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(ends[3], ends[1], rtol=1e-4)
+    assert ends[1][0] > 3  # and it has moved
 
 
 @cache

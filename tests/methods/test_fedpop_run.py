@@ -101,6 +101,7 @@ def test_every_form_learns(name, form, representation):
 ONE_ROUND = QUICK | {"rounds": 1, "compress": "qsgd:16"}
 
 
+@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")  # one round is too little
 def test_only_the_gradient_of_the_body_is_compressed(untested):
     """32 bits for each number of I, and of J one norm and 1 + 5 bits a number."""
     run = priory.simulate(FedPop(gamma=0.003), untested, **ONE_ROUND)

@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from priory.core.struct import replace
+from priory.engine import manifest
 from priory.fed.local import Optimiser
 from priory.fed.method import Message
 from priory.methods.fedpop import FedPop, Gradients, Server
@@ -114,6 +115,51 @@ def test_a_step_goes_along_the_gradient_of_the_log_posterior():
     slope = 1 - 0.5 * SD  # σ ∂/∂σ of log σ − σ/2
     expected = np.log(SD) + 0.3 * (kernel_of(messages.payload.beta.log_sd).mean(0) + slope / b)
     np.testing.assert_allclose(kernel_of(after.beta.log_sd), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_mean_moves_in_units_of_its_sd_and_no_less_than_at_the_start():
+    """A step of sgd goes u² times as far along ∇_μ, and that of log σ as far as ever."""
+    method = FedPop(optimiser=Optimiser("sgd", 0.1), prior_step_size=0.3, prior_sd=0.6)
+    server, messages = server_at(method, PHI, MEAN, SD), some_messages(4)
+    after, _ = aggregated(method, TASK, server, messages, jax.random.key(0))
+    unit = np.array([0.8, 0.6])  # SD is 0.8 and 0.5
+    slope = jax.tree.map(lambda leaf: leaf.mean(0), messages.payload.beta)
+    np.testing.assert_allclose(kernel_of(after.beta.mean), MEAN + 0.3 * unit**2 * kernel_of(slope.mean), rtol=1e-5)
+    np.testing.assert_allclose(kernel_of(after.beta.log_sd), np.log(SD) + 0.3 * kernel_of(slope.log_sd), rtol=1e-5)
+
+
+@jax.jit
+def movement_after(method, server, messages, num):
+    """What a server says of its movement after so many rounds of the same messages."""
+
+    def one(_, carry):
+        return method.aggregate(TASK, carry[0], messages, jax.random.key(0))
+
+    start = jax.tree.map(jnp.zeros_like, jax.eval_shape(lambda: one(0, (server, {}))[1]))
+    return jax.lax.fori_loop(0, num, one, (server, start))[1]
+
+
+@pytest.mark.parametrize(("rounds", "counted"), [(1000, 200), (10, 20)])
+def test_a_steady_movement_is_that_of_a_fifth_of_the_rounds_or_of_twenty(rounds, counted):
+    """Of log σ, which sgd moves by as much in every round."""
+    pace = 1e-4
+    method = FedPop(optimiser=Optimiser("sgd", 0.0), prior_step_size=pace)
+    slope = jax.tree.map(np.ones_like, some_messages(1))
+    slope = replace(slope, payload=jax.tree.map(np.ones_like, slope.payload))
+    server = server_at(method, PHI, MEAN, SD)
+    found = movement_after(method, replace(server, recent=server.beta), slope, rounds)["sd_moved"]
+    assert found == pytest.approx(pace * counted, rel=0.01)
+
+
+def test_runs_from_before_the_units_have_the_server_that_they_had():
+    """Their steps have the unit of the outcome, and what they keep is not compared with where it was."""
+    kept = manifest.to_table(FedPop(prior_units="outcome", score="centred", prior_step_size=0.01))
+    del kept["prior_units"]
+    method = manifest.from_table(FedPop, kept)
+    assert method.prior_units == "outcome"
+    server = init(method, TASK, jax.random.key(0))
+    assert jax.tree.leaves(server.recent) == []
+    assert jax.tree.leaves(init(FedPop(), TASK, jax.random.key(0)).recent) != []
 
 
 def test_a_collapsing_sigma_is_stopped_at_its_bound_and_counted():
