@@ -98,7 +98,7 @@ class Server:
     optimisers: Any
     count: Array
     projected: Array
-    recent: Normal | tuple[()] = ()
+    recent: Any = ()
 
 
 @struct
