@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from priory.core.errors import UsageError
 
 USAGE_ERROR = 2
+DIVERGED = 3
 INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code of the command line: 0, 1 for a refuted claim, 2 for what the user can mend, 130 after Ctrl-C."""
+    """Run a command and return its exit code, as `priory --help` lists them."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
@@ -196,6 +197,9 @@ def _usage() -> str:
             "",
             "`priory COMMAND --help` explains every flag; `priory run METHOD --help` those of a method; "
             "`priory --version` the version.",
+            "",
+            "Exit codes: 0 success, 1 a claim that was refuted, 2 an error that you can correct, 3 training that",
+            "diverged, 130 after Ctrl-C.",
         ]
     )
 

@@ -10,13 +10,14 @@ from typing import Any
 from priory import methods, report, track
 from priory import tune as tuner
 from priory.cli import federation, flags, progress, start
-from priory.cli.app import INTERRUPTED
+from priory.cli.app import DIVERGED, INTERRUPTED
 from priory.cli.failures import Failures, named
 from priory.cli.flags import Flag
 from priory.cli.run import DATA_GROUP, RUN_GROUP, Tool, free_path, run_flags, settings_from, settled, write_report
 from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.engine import Settings, manifest, resume, simulate
+from priory.engine.divergence import is_diverged
 from priory.fed.local import Optimiser, Work
 from priory.store import RunDirectory, check_writable, write_atomically
 
@@ -80,6 +81,11 @@ class Outcome:
     failures: Failures = field(default_factory=Failures)
     stopped: Cell | None = None
 
+    @property
+    def diverged(self) -> list[str]:
+        """The methods of which the training of a run diverged."""
+        return [label for label, found in self.summaries.items() if any(map(is_diverged, found))]
+
 
 def compare(argv: Sequence[str]) -> int:
     """The exit code of `priory compare`."""
@@ -124,7 +130,7 @@ def compare(argv: Sequence[str]) -> int:
     if finished and output.report:
         write_report([cell.path for cell in finished], directory / "report.html")
     outcome.failures.conclude(f"of {len(named)} methods")
-    return 0
+    return DIVERGED if outcome.diverged else 0
 
 
 def methods_from(texts: Sequence[str], shared: dict[str, Any]) -> dict[str, Any]:
@@ -232,6 +238,8 @@ def _show(outcome: Outcome, cells: list[Cell], data: Federation, directory: Path
     if outcome.stopped is None:
         written = _write(records, outcome.failures, cells, data, seeds, directory)
         console.print(f"comparison: {written}", markup=False, soft_wrap=True)
+    if outcome.diverged:
+        console.print(f"diverged: {', '.join(outcome.diverged)}", markup=False, soft_wrap=True)
 
 
 def _summary(cell: Cell, data: Federation, label: str, **how: Any) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from priory import certificate, report
 from priory.cli import flags
+from priory.cli.app import DIVERGED
 from priory.cli.models import MODEL, ONBOARDED
 from priory.cli.rows import predictions
 from priory.cli.run import free_path, opened, run_groups
@@ -113,6 +115,13 @@ def onboard(argv: Sequence[str]) -> int:
     save_model(outcome.model.named(place.name), place / MODEL)
     console.print(f"it predicts with: priory predict {path} --client {place.name}", markup=False, soft_wrap=True)
     console.print(f"{' and '.join(sorted(files))} in {place}", markup=False, soft_wrap=True)
+    if outcome.scores is not None and outcome.scores["scores"][KEYS[outcome.way]]["nll"] is None:
+        warnings.warn(
+            f"Training diverged: the scores of the {NAMES[outcome.way]} are not finite; correct or drop rows of "
+            f"{chosen.data} that are far from all others, or run with a smaller step size.",
+            stacklevel=2,
+        )
+        return DIVERGED
     return 0
 
 

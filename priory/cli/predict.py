@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from priory import report
 from priory.cli import flags
+from priory.cli.app import DIVERGED
 from priory.cli.models import named_model
 from priory.cli.rows import predictions
 from priory.cli.run import run_groups
@@ -93,6 +95,14 @@ def predict(argv: Sequence[str]) -> int:
         )
     write_atomically(Path(chosen.out), _content(Path(chosen.out).suffix, kept, columns, model.form.classes))
     _tell(report.console(), model, columns, chosen)
+    bad = int(np.isnan(columns["entropy" if "entropy" in columns else "sd"]).sum())
+    if bad:
+        warnings.warn(
+            f"{bad} of {len(rows.x)} predictions are not finite: either training of this client's model diverged, "
+            f"which the end of the run says, or these rows of {chosen.data} are far from those that it learned from.",
+            stacklevel=2,
+        )
+        return DIVERGED
     return 0
 
 

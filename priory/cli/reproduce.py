@@ -11,11 +11,12 @@ from rich.table import Table
 
 from priory import report, reproduce
 from priory.cli import flags, progress, start
-from priory.cli.app import INTERRUPTED
+from priory.cli.app import DIVERGED, INTERRUPTED
 from priory.cli.failures import Failures, named
 from priory.cli.flags import Flag
 from priory.core.errors import UsageError
 from priory.data import describe
+from priory.engine.divergence import is_diverged
 from priory.reproduce import guard, pages
 from priory.reproduce.cells import Cell, Federations, cells_of
 from priory.reproduce.definition import Definition
@@ -85,7 +86,7 @@ def reproduce_command(argv: Sequence[str]) -> int:
         check_writable(Path(options.out))
         start.start_jax(options.devices)
         _check_runs(missing)
-        code = 0 if _run_all(missing, options.minutes, console, failures) else INTERRUPTED
+        code = _run_all(missing, options.minutes, console, failures)
     for one in definitions:
         filled = fill(one, Path(options.out))
         _show(filled, console)
@@ -171,25 +172,26 @@ def _check_runs(missing: Sequence[Cell]) -> None:
             raise UsageError(named(_name(cell), str(error))) from None
 
 
-def _run_all(missing: Sequence[Cell], minutes: float | None, console: Console, failures: Failures) -> bool:
-    """Whether the time was not over, nor Ctrl-C pressed, before the last of them; those that fail are noted."""
-    federations, began = Federations(), time.monotonic()
+def _run_all(missing: Sequence[Cell], minutes: float | None, console: Console, failures: Failures) -> int:
+    """Run the cells, note those that fail, and return the exit code, that of an interruption if the time was over."""
+    federations, began, code = Federations(), time.monotonic(), 0
     expected = [seconds_of(cell) for cell in missing]
     with progress.interruptible() as stop:
         for place, cell in enumerate(missing):
             if minutes is not None and time.monotonic() - began > 60 * minutes:
                 console.print(f"The time is over with {len(missing) - place} runs left; the same command goes on.")
-                return False
-            label, stopped = f"{place + 1}/{len(missing)} {_name(cell)}", False
+                return INTERRUPTED
+            label, done = f"{place + 1}/{len(missing)} {_name(cell)}", None
             with failures.noted(_name(cell)), progress.watching(label) as watcher:
-                stopped = cell.run(federations, watcher, stop) is None
-            if stopped:
+                done = cell.run(federations, watcher, stop)
+            if done is None and _name(cell) not in failures.sentences:
                 console.print("Stopped; the same command goes on from there.")
-                return False
+                return INTERRUPTED
+            code = DIVERGED if done is not None and is_diverged(done) else code
             pace = (time.monotonic() - began) / sum(expected[: place + 1])
             left = pace * sum(expected[place + 1 :]) / 60
             console.print(f"{label}: about {_minutes(left)} minutes left", markup=False, soft_wrap=True)
-    return True
+    return code
 
 
 def _name(cell: Cell) -> str:

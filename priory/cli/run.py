@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,13 @@ import numpy as np
 from priory import certificate, methods, report, track
 from priory import tune as tuner
 from priory.cli import effect_tables, federation, flags, progress, start
-from priory.cli.app import INTERRUPTED
+from priory.cli.app import DIVERGED, INTERRUPTED
 from priory.cli.flags import Flag
 from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.engine import Run, Settings, manifest, resume, simulate
 from priory.engine.problem import tasks_of
-from priory.fed.method import Alone
+from priory.fed.method import AdviceWarning, Alone
 from priory.store import RunDirectory, read_manifest
 
 METHOD_GROUP = "Hyper-parameters of the method, its optimiser and its local work."
@@ -112,6 +113,8 @@ def resume_command(argv: Sequence[str]) -> int:
         report.console().print(f"{path} is finished already.")
     with progress.interruptible() as stop, progress.watching(_label(table)) as watcher:
         finished = resume(path, listener=watcher, stop=stop, track=end.track)
+    if finished.diverged and not finished.session.warned:  # it ended before, in another process
+        warnings.warn(finished.diverged, AdviceWarning, stacklevel=2)
     return _end(finished, end)
 
 
@@ -216,7 +219,7 @@ def conclude(finished: Run, certify: bool = False) -> int:
     if certify:
         console.print(certificate.summary(finished.certificates()), markup=False, soft_wrap=True)
     console.print(f"run directory: {finished.path}", markup=False, soft_wrap=True)
-    return 0
+    return DIVERGED if finished.diverged else 0
 
 
 def _simulate(method: Any, data: Federation, settings: Settings, output: Elsewhere) -> int:
@@ -239,8 +242,9 @@ def _simulate(method: Any, data: Federation, settings: Settings, output: Elsewhe
 
 def _end(finished: Run, output: Elsewhere) -> int:
     """The exit code, after all that a run ends with."""
-    code = conclude(finished, output.certify) or _compare_architectures(finished, output.alone)
-    if code == 0 and output.report:
+    code = conclude(finished, output.certify)
+    code = code or _compare_architectures(finished, output.alone)
+    if code in (0, DIVERGED) and output.report:
         assert finished.path is not None
         write_report([finished.path], finished.path / "report.html", runs={finished.path: finished})
     return code

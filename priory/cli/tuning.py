@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import tomli_w
 from priory import methods, report
 from priory import tune as tuner
 from priory.cli import federation, flags, progress, start
-from priory.cli.app import INTERRUPTED
+from priory.cli.app import DIVERGED, INTERRUPTED
 from priory.cli.failures import Failures
 from priory.cli.federation import DataFlags
 from priory.cli.flags import Flag
@@ -190,6 +191,9 @@ def _tune(method: Any, axes: list[Axis], chosen: DataFlags, settings: Settings, 
         )
         console.print(f"priory run {directory}/manifest.toml", markup=False, soft_wrap=True)
     failures.conclude("of the parts of the grid")
+    if best and best[0].mean_and_error(by)[0] is None:
+        warnings.warn(f"Training diverged with every setting: no {by} is finite; try lower step sizes.", stacklevel=2)
+        return DIVERGED
     return 0
 
 

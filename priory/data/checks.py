@@ -10,9 +10,20 @@ import numpy as np
 
 from priory.core.errors import UsageError
 
-__all__ = ["Problems", "examples", "fraction", "listing", "number", "unknown", "whole"]
+__all__ = [
+    "Problems",
+    "as_single",
+    "examples",
+    "fraction",
+    "listing",
+    "number",
+    "unknown",
+    "unusable",
+    "whole",
+]
 
 
+LARGEST = float(np.finfo(np.float32).max)
 MOST_PROBLEMS = 10  # that are printed
 
 
@@ -95,6 +106,18 @@ def listing(names: Iterable[Any], most: int = 12) -> str:
     return ", ".join(names[:most]) + rest
 
 
+def unusable(values: np.ndarray) -> str:
+    """Return what is wrong with numbers that are not finite in single precision."""
+    is_large = np.isfinite(np.asarray(values, float)) & ~np.isfinite(as_single(values))
+    return f"beyond single precision (±{LARGEST:.2g})" if is_large.any() else "NaN or infinite"
+
+
+def as_single(values: np.ndarray) -> np.ndarray:
+    """Return numbers as float32; those that are too large become infinite."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
+
+
 def examples(x: Any) -> np.ndarray:
     """The examples as uint8 or finite float32, at least two-dimensional."""
     try:
@@ -109,13 +132,12 @@ def examples(x: Any) -> np.ndarray:
         array = array.reshape(-1, 1)
     if array.dtype == np.uint8:
         return array
-    with np.errstate(over="ignore"):
-        result = array.astype(np.float32)
+    result = as_single(array)
     bad = ~np.isfinite(result).reshape(len(result), -1)
     if bad.any():
         row = int(np.flatnonzero(bad.any(axis=1))[0])
         raise UsageError(
-            f"x is NaN or infinite in {int(bad.any(axis=1).sum())} of {len(result)} rows, first in row {row}; "
+            f"x is {unusable(array)} in {int(bad.any(axis=1).sum())} of {len(result)} rows, first in row {row}; "
             "mend or drop them, or give a data frame, whose gaps are filled."
         )
     return result

@@ -124,13 +124,12 @@ def real_numbers(values: Any, what: str) -> np.ndarray:
     """The values as finite float32."""
     array = _one_dimensional(values, what)
     try:
-        with np.errstate(over="ignore"):
-            result = array.astype(np.float32)
+        result = checks.as_single(array)
     except (TypeError, ValueError):
         raise UsageError(f"{what} is not numeric; give numbers, or task='classification' for names.") from None
     bad = int((~np.isfinite(result)).sum())
     if bad:
-        raise UsageError(f"{what} is NaN or infinite in {bad} of {len(result)} rows; mend or drop those rows.")
+        raise UsageError(f"{what} is {checks.unusable(array)} in {bad} of {len(result)} rows; mend or drop those rows.")
     return result
 
 

@@ -238,9 +238,8 @@ def _feature(column: "pd.Series", name: str, is_categorical: bool) -> Feature:
     if column.dtype.kind in "Mm" or pd.api.types.is_complex_dtype(column):
         raise UsageError(f"column {name!r} has type {column.dtype}; make it a number, or {remedy}.")
     is_numeric = pd.api.types.is_numeric_dtype(column)
-    bad = int(np.isinf(column.to_numpy(float, na_value=np.nan)).sum()) if is_numeric else 0
-    if bad:
-        raise UsageError(f"column {name!r} is infinite in {bad} rows; correct those rows, or {remedy}.")
+    if is_numeric:
+        _check_range(name, column.to_numpy(float, na_value=np.nan), f", or {remedy}")
     if is_numeric and not is_categorical:
         return Feature(name, None, gaps)
     present = column.dropna().to_numpy()
@@ -305,6 +304,7 @@ def raw_matrix(frame: "pd.DataFrame", features: tuple[Feature, ...]) -> np.ndarr
                 raw[:, index] = column.to_numpy(float, na_value=np.nan)
             except (TypeError, ValueError):
                 raise UsageError(f"column {feature.name!r} is not numeric; make it a number.") from None
+            _check_range(feature.name, raw[:, index])
         else:
             present = np.flatnonzero(column.notna())
             code, names = labels.codes(column.iloc[present].to_numpy(), f"column {feature.name!r}")
@@ -312,6 +312,15 @@ def raw_matrix(frame: "pd.DataFrame", features: tuple[Feature, ...]) -> np.ndarr
             known = np.array([place.get(name, np.nan) for name in names])
             raw[present, index] = known[code]
     return raw
+
+
+def _check_range(name: str, values: np.ndarray, otherwise: str = "") -> None:
+    """Raise where a number, which is no gap, has no single precision."""
+    given = values[~np.isnan(values)]
+    bad = given[~np.isfinite(checks.as_single(given))]
+    if len(bad):
+        what = "infinite" if np.isinf(bad).all() else checks.unusable(bad)
+        raise UsageError(f"column {name!r} is {what} in {len(bad)} rows; correct those rows{otherwise}.")
 
 
 def standard_errors(values: Any, what: str) -> np.ndarray:

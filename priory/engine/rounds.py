@@ -46,12 +46,14 @@ class Trace:
         ids: Client in each place, (rounds, places).
         status: EMPTY, COUNTED, KEPT, or from REJECTED on why not, (rounds, places).
         info: Means over the clients that ran, and what the server reports, (rounds,) each.
+        discarded: Whether the new server was not finite, so that the old one was kept, (rounds,).
         scores: What an auditor learns of each canary, (rounds, canaries); None without any.
     """
 
     ids: Array
     status: Array
     info: Info
+    discarded: Array
     scores: Array | None = None
 
 
@@ -276,10 +278,12 @@ def _round(
             messages = centre(plan.robust, messages, references)
         if isinstance(channel, privacy.Noised) and channel.canaries is not None:
             scores = _heard(channel.canaries, slots.ids, info.pop(HEARD))
-    server, server_info = method.aggregate(tasks[0], server, messages, rng.key(root, Stream.SERVER, t))
+    after, server_info = method.aggregate(tasks[0], server, messages, rng.key(root, Stream.SERVER, t))
+    discarded = ~trees.all_finite(after)  # as a deployed server does
+    server = trees.select(discarded, server, after)
     # Figures of an update that is too large tell what is wrong with it; one that is not finite has none to tell.
     info = _mean_info(info, (status != EMPTY) & (status != REJECTED))
-    return server, here, Trace(slots.ids, status, {**info, **server_info, **left_out}, scores)
+    return server, here, Trace(slots.ids, status, {**info, **server_info, **left_out}, discarded, scores)
 
 
 def _by_group(

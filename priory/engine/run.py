@@ -22,6 +22,7 @@ from priory.data import Federation
 from priory.effects import Effects, arviz, check_effects, inference_data
 from priory.engine import certified
 from priory.engine.certified import Basis
+from priory.engine.divergence import DIVERGED
 from priory.engine.personal import PersonalModel, Source, Verb, shard_of
 from priory.engine.prediction import Prediction
 from priory.engine.settings import Settings
@@ -100,6 +101,11 @@ class Run:
             return f"<Run {done}>"
         name = "accuracy" if isinstance(self.personal, Scores) else "rmse"
         return f"<Run {done}, personal {name} {getattr(self.personal, name):.3f}>"
+
+    @property
+    def diverged(self) -> str | None:
+        """What diverged, with the likely cause and the remedy; None where training did not."""
+        return self.extra.get("advice", {}).get(DIVERGED)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Run":
         """The run itself: nothing in it changes, and a copy of its store would share open files with it."""

@@ -24,12 +24,13 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.data import Federation
 from priory.effects import Effects, effects_of_clients, effects_of_server, gather
-from priory.engine import accounting, architectures, devices, grouping, manifest
+from priory.engine import accounting, architectures, devices, divergence, grouping, manifest
 from priory.engine.accounting import Ledger
 from priory.engine.architectures import Tasks
 from priory.engine.clients import Resident, Stored
 from priory.engine.clock import Clock
 from priory.engine.cohort import subset
+from priory.engine.divergence import Progress
 from priory.engine.prepared import BLOCK, Prepared, at_once, first_server, prepare
 from priory.engine.problem import names_of
 from priory.engine.rounds import Plan, Trace
@@ -100,6 +101,7 @@ class Session:
     info: dict[str, float] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
     advice: dict[str, str] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -214,6 +216,7 @@ class Session:
         # Not part of a commit: a run killed here evaluates again and writes the same line in the same place.
         self._append(line, listener)
         self._advise()
+        self._judge(personal, population, newcomers.get("newcomers"))
         run = self._result(personal, population, newcomers)
         run.extra.update(grouping.clusters_of(self.method, self.federation, self._of_each))
         if len(self.tasks) > 1 and personal is not None:
@@ -393,8 +396,9 @@ class Session:
         return [ids[i : i + step] for i in range(0, len(ids), step)]
 
     def _note(self, trace: Trace) -> None:
-        """Remember the last round's figures, and the clients that were rejected with the reasons."""
+        """Remember the last round's figures, the clients that were rejected with the reasons, and what came of it."""
         self.info = {name: float(values[-1]) for name, values in trace.info.items()}
+        self.progress = self.progress.after(trace)
         rejected = is_rejected(trace.status)
         for client, status in zip(trace.ids[rejected], trace.status[rejected], strict=True):
             name, reason = self.federation.clients[client], reason_of(int(status))
@@ -406,6 +410,14 @@ class Session:
         told = self._advice(self.completed / self.last_round if self.last_round else 1.0)
         self._warn({kind: sentence for kind, sentence in told.items() if kind not in self.advice})
         self.advice.update(told)
+
+    def _judge(self, *scores: AnyScores) -> None:
+        """Warn where training has diverged."""
+        parts = dict(zip(("personal", "global", "newcomers"), scores, strict=True))
+        told = divergence.sentence(self.method, self.federation, parts, self.progress)
+        if told is not None:
+            self._warn({divergence.DIVERGED: told})
+            self.advice[divergence.DIVERGED] = told
 
     def _advice(self, progress: float) -> dict[str, str]:
         """Return the sentences that the method has for the last round's figures, with this share of the rounds done."""
@@ -462,6 +474,7 @@ class Session:
         """What a commit holds beside the states: the last round's figures are part of the last line of the metrics."""
         noise = {"noise": self.ledger.noise} if self.ledger else {}
         told = {"info": self.info, "rejected": self.rejected, "reasons": self.reasons, "advice": self.advice}
+        told["progress"] = dataclasses.asdict(self.progress)
         return {"origin": self._origin(), **told, **noise}
 
     def _origin(self) -> dict[str, Any]:
@@ -487,6 +500,8 @@ class Session:
         self.info = dict(self.checkpoint.extra.get("info", {}))
         self.rejected = dict(self.checkpoint.extra.get("rejected", {}))
         self.reasons = dict(self.checkpoint.extra.get("reasons", {}))  # commits of older versions have none
+        # Commits of older versions have none; that their rounds changed nothing is unlikely.
+        self.progress = Progress(**self.checkpoint.extra.get("progress", {"learned": True}))
         self.advice = dict(self.checkpoint.extra.get("advice", {}))
         self.server = devices.everywhere(self.checkpoint.read_server(), self.plan.mesh)
         self.home.restore(self.completed)

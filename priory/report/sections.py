@@ -105,7 +105,7 @@ def _advice(groups: Sequence[Group]) -> list[Html]:
             extra, who = record.summary["extra"], group.label
             who = f"{who}, seed {record.seed}" if len(group.records) > 1 else who
             told = [text for text in extra.get("advice", {}).values() if isinstance(text, str)]
-            rejected = {name: extra.get(name, {}) for name in ("rejected", "reasons")}
+            rejected = {name: extra.get(name, {}) for name in ("rejected", "reasons", "advice")}
             told += run_lines({**record.summary, "extra": rejected})[2:]
             found += [note(f"{who}: {text}", "warning") for text in told]
     return found

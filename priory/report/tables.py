@@ -126,7 +126,9 @@ def run_lines(summary: dict[str, Any]) -> list[str]:
     lines.append(", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
     scored = [summary[part] for part in PARTS if summary.get(part)]
     if any(scores["nll"] is None for scores in scored):
-        lines.append("a score that is missing (–) was not finite: training diverged, and a lower --step-size may help")
+        explained = "diverged" in summary.get("extra", {}).get("advice", {})  # by a sentence of its own
+        why = "" if explained else ": training diverged, and a lower --step-size may help"
+        lines.append(f"a score that is missing (–) was not finite{why}")
     rejected = summary.get("extra", {}).get("rejected", {})
     if rejected:
         named = ", ".join(f"{client} ({count} rounds)" for client, count in list(rejected.items())[:5])

@@ -80,7 +80,18 @@ def made(tmp_path_factory) -> Callable[[str], str]:
         "bayes": ["pfedbayes", *classes, "--validation", "0.4"],
         "point": ["fedavg", *classes, "--newcomers", "0.3"],
         "grouped": ["fedavg", *classes, "--newcomers", "0.3", "--data", str(root / "visits.csv"), "--group", "patient"],
-        "regression": ["fedavg", *where, "--target", "cost", "--drop", "ill", "--validation", "0.4"],
+        "regression": [
+            "fedavg",
+            *where,
+            "--target",
+            "cost",
+            "--drop",
+            "ill",
+            "--validation",
+            "0.4",
+            "--step-size",
+            "1e-4",
+        ],
     }
 
     def of(name: str) -> str:

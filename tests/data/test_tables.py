@@ -119,6 +119,7 @@ def test_a_csv_file_is_read_like_the_frame(tmp_path):
         ({"ill": None}, {}, "target column 'ill' is missing in 40 of 40 rows"),
         ({"clinic": [None] * 3 + ["a"] * 37}, {}, "client column 'clinic' is missing in 3 of 40 rows"),
         ({"age": [np.inf] * 2 + [1.0] * 38}, {}, "column 'age' is infinite in 2 rows"),
+        ({"age": [-1e308] * 2 + [1.0] * 38}, {}, r"column 'age' is beyond single precision \(±3.4e\+38\) in 2 rows"),
         ({"age": None}, {}, "column 'age' has no value"),
         ({"when": pd.Timestamp("2020-01-01")}, {}, "column 'when' has type datetime64"),
         ({"error": 0.0}, {"scale": "error"}, "standard error is above 0"),

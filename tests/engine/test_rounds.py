@@ -174,6 +174,7 @@ def test_a_weight_above_all_examples_is_rejected(train, federation):
     assert run.server == {"rounds": 0, "size": 0}
 
 
+@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")  # nothing is learned
 @pytest.mark.parametrize("whole", [False, True], ids=["streamed", "stacked"])
 def test_a_round_without_a_usable_client_leaves_the_server_as_it_was(simulate, whole):
     run = simulate(Ledger(bad=0.0, whole=whole), cohort=2, active=4)
