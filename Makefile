@@ -13,10 +13,11 @@ OTHERS_INSTALLED := $(OTHERS:%=.venv-%/.installed)
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-demo: $(INSTALLED) ## train several methods on the embedded digits, print one table and write runs/demo/report.html
-	$(BIN)/priory compare local fedavg fedrep:head-epochs=5 ditto:lam=0.3,step-size=0.1 pooled \
-		--data digits --partition dirichlet:0.3 --clients 20 --rounds 50 --step-size 0.2 --momentum 0.9 \
-		--out runs/demo --report
+demo: $(INSTALLED) ## compare Bayesian and other methods on the embedded digits, write runs/demo/report.html; one minute
+	$(BIN)/priory compare local fedavg:step-size=0.1 pfedbayes:zeta=1,optimiser=sgd \
+		sfedbayes:zeta=1,optimiser=sgd,stateful=true pooled:step-size=0.1 \
+		--data digits --partition dirichlet:0.3 --clients 20 --newcomers 0.2 \
+		--rounds 60 --steps 20 --batch-size 20 --step-size 0.03 --momentum 0.9 --out runs/demo --report
 
 test: $(INSTALLED) ## run the fast tests on two workers
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m "not slow" --budget --durations=10

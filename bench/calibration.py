@@ -20,9 +20,11 @@ CELLS = Path("docs") / "calibration"  # from the root of the repository
 SECONDS = 45  # a cell, on one core
 ROWS = {
     "pfedbayes": "pfedbayes",
+    "pfedbayes-momentum": "pfedbayes --zeta 1 --step-size 0.03 --momentum 0.9",
     "pfedbayes-adam": "pfedbayes --zeta 1 --optimiser adam --step-size 0.005",
     "pfedbayes-moments": "pfedbayes --zeta 1 --optimiser adam --step-size 0.005 --average moments",
     "sfedbayes": "sfedbayes",
+    "sfedbayes-momentum": "sfedbayes --zeta 1 --stateful --step-size 0.03 --momentum 0.9",
     "cfedbayes": "cfedbayes",
     "cfedbayes-two": "cfedbayes --zeta 1",
     "fedhb-niw": "fedhb-niw",

@@ -15,6 +15,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ELSEWHERE = ["own-data.md"]  # writes files and has commands in between: `tests/test_own_data.py`
 WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text() and page.name not in ELSEWHERE]
 # The others train methods on federations of their own, so that no test shares their programs.
+NUMBER = re.compile(r"\d+(?:\.\d+)?%?")
 AT_ONCE = ["README.md", "adding-a-method.md", "alignment.md", "tracking.md"]
 
 
@@ -30,7 +31,25 @@ def code_of(page: Path) -> str:
 def test_the_python_of_a_page_runs(page, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     exec(compile(code_of(page), str(page), "exec"), {"__name__": "__page__"})
-    assert capsys.readouterr().out.strip(), "an example prints something worth seeing"
+    printed = capsys.readouterr().out.strip()
+    assert printed, "an example prints something worth seeing"
+    for shown in re.findall(r"```\n\n```text\n(.*?)```", page.read_text(), re.DOTALL):
+        check_output(printed, shown.strip())
+
+
+def check_output(printed: str, shown: str) -> None:
+    """Compare words exactly, and numbers up to what rounding does on another processor: 0.05, or 5 %."""
+    assert NUMBER.sub("#", printed) == NUMBER.sub("#", shown)
+    for found, expected in zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True):
+        slack = 0.05 if "." in expected else 5 if "%" in expected else 0
+        assert abs(float(found.rstrip("%")) - float(expected.rstrip("%"))) <= slack, (found, expected)
+
+
+def test_output_that_differs_is_found():
+    check_output("digit 6: 0.93, 14%", "digit 6: 0.95, 12%")
+    for other in ("digit 5: 0.95, 12%", "digit 6: 0.85, 12%", "digit 6: 0.95, 20%", "figure 6: 0.95, 12%"):
+        with pytest.raises(AssertionError):
+            check_output(other, "digit 6: 0.95, 12%")
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)

@@ -235,6 +235,8 @@ def _show(outcome: Outcome, cells: list[Cell], data: Federation, directory: Path
     console.print(
         "Bytes are per client and round; from NLL to the worst client, scores are those of the personal models."
     )
+    if any(record["communication"]["down_bytes"] is None for record in records):
+        console.print("A reference is trained on the data of all clients in one place, which a federation cannot do.")
     if outcome.stopped is None:
         written = _write(records, outcome.failures, cells, data, seeds, directory)
         console.print(f"comparison: {written}", markup=False, soft_wrap=True)

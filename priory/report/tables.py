@@ -45,6 +45,7 @@ CLASS_COMPARED = {
     "personal.nll": "NLL",
     "personal.ece": "ECE",
     "personal.clients.worst": "worst client",
+    "newcomers.accuracy": "newcomers",
 }
 REGRESSION_COMPARED = {
     "personal.rmse": "personal RMSE",
@@ -52,7 +53,11 @@ REGRESSION_COMPARED = {
     "personal.nll": "NLL",
     "personal.coverage_90": "coverage of 90 %",
     "personal.clients.worst": "worst client",
+    "newcomers.rmse": "newcomers",
 }
+OPTIONAL = ("newcomers.accuracy", "newcomers.rmse")  # compared where clients were held out
+MOST_COLUMNS = 9  # of numbers next to each other in 100 columns
+REFERENCE = "reference"  # marks a method that is not federated, since it needs all data in one place
 
 
 def console() -> Console:
@@ -168,6 +173,7 @@ def compare(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """
     first = next(iter(runs.values()))
     names = REGRESSION_COMPARED if _is_regression(first) else CLASS_COMPARED
+    names = {name: names[name] for name in names if name not in OPTIONAL or any(s.get("newcomers") for s in first)}
     records = []
     for label, summaries in runs.items():
         scores = {}
@@ -191,17 +197,20 @@ def compare(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 def comparison_tables(records: list[dict[str, Any]], num_seeds: int, width: int = PLAIN_WIDTH) -> list[Table]:
     """The comparison, and for several seeds the paired differences to the first method.
 
-    Where `width` is below 100 columns, bytes and seconds get a table of their own, so that no number is cut.
+    Where `width` is below 100 columns, or newcomers have a column, bytes and seconds get a table of their own, so that
+    no number is cut.
     """
     names = REGRESSION_COMPARED if "personal.rmse" in records[0]["scores"] else CLASS_COMPARED
+    names = {name: names[name] for name in names if name in records[0]["scores"]}
     costs = ("bytes down", "bytes up", "run s", "compile s")
     tables = [_table("method", *names.values(), *costs)]
-    if width < PLAIN_WIDTH:
+    if width < PLAIN_WIDTH or len(names) + len(costs) > MOST_COLUMNS:
         tables = [_table("method", *names.values()), _table("method", *costs)]
     for record in records:
         cells = [_with_error(record["scores"][name], "\n") for name in names]
         sent, seconds = record["communication"], record["seconds"]
         label = record["label"].replace(":", ":\n").replace(",", "\n")
+        label += f"\n({REFERENCE})" if sent["down_bytes"] is None else ""
         spent = [
             _bytes(sent["down_bytes"]),
             _bytes(sent["up_bytes"]),

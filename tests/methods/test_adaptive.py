@@ -10,6 +10,8 @@ from priory.core import rng
 from priory.core.struct import replace
 from priory.fed.method import Message
 from priory.models.model import Params
+from priory.reproduce import read
+from priory.reproduce.cells import cells_of
 from tests.methods.problems import a_round_of, constant_shards, quadratic_task, tiny_shards, tiny_task
 from tests.methods.verbs import aggregated, broadcast, init, updated
 
@@ -69,6 +71,20 @@ def test_without_memory_and_with_a_fixed_second_moment_it_is_fedavg(cls):
     before, same = a_round_of(plain, task, shards)
     expected = aggregated(plain, task, before, same, rng.root(0))[0]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), found, expected)
+
+
+@pytest.mark.parametrize("table", ["fedvi-rotated"])
+def test_the_rows_of_fedavg_beside_fedvi_take_its_server_steps(table, tmp_path):
+    """FedVI's server is SGD with momentum; β₂ = 1 and τ = 1 leave η_s m / 2, with m the mean of (1 − β₁) Δ."""
+    cells = {cell.row.key: cell.method for cell in cells_of(read(table), tmp_path)}
+    fedvi, [fedavg] = cells["fedvi"], {cells[key] for key in cells if key.startswith("fedavgm")}
+    server = init(fedavg, TASK, rng.root(0))
+    w = momentum = 0.0
+    for delta in (2.0, -1.0, 0.01, 0.0, 4.0):
+        server, _ = aggregated(fedavg, TASK, server, told(server, delta), rng.root(0))
+        momentum = fedvi.server_momentum * momentum + delta
+        w += fedvi.server_step_size * momentum
+        np.testing.assert_allclose(float(server.weights["body"]), w, rtol=1e-5)
 
 
 @both

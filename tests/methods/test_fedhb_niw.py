@@ -349,6 +349,17 @@ def federation():
     return priory.data.from_arrays(x, y, client, test=0.2, newcomers=0.34, seed=0)
 
 
+def test_by_default_the_spread_of_clients_does_not_move_the_scale_so_the_pull_is_that_of_fedprox():
+    """μ = p (N + 3) / (s0² n_k), as the documentation says, up to the 2/(|D| + 3) between mode and expectation."""
+    digits = priory.data.load("digits").partition("dirichlet:0.3", clients=20, seed=0)
+    run = priory.simulate(FedHBNIW(), digits, model="linear", rounds=3, seed=0, eval_every=0)
+    num_examples, num_clients = run.session.task.num_examples, 20
+    precision = (num_examples + 5) / flat(run.server.scale)  # of the penalty, before p and n_k
+    mu = (num_clients + 3) / FedHBNIW().prior_scale ** 2
+    assert 0.999 < np.median(precision) / mu < 1.002
+    assert np.mean(np.abs(precision / mu - 1) < 0.01) > 0.98
+
+
 @pytest.mark.slow  # a whole run; tests/engine/test_newcomers.py has the ways in
 def test_clients_that_never_took_part_are_onboarded(federation):
     run = priory.simulate(FedHBNIW(stateful=True), federation, model="linear", rounds=2, cohort=2, seed=0, eval_every=0)

@@ -54,6 +54,19 @@ def test_a_method_without_a_global_model_has_a_dash_and_no_difference():
     assert records[1]["scores"]["global.accuracy"]["difference"]["mean"] is None
 
 
+def test_newcomers_are_compared_and_pooled_data_are_marked_as_a_reference(capsys):
+    summaries = {"fedavg": a_summary(), "pooled": a_summary(up=None)}
+    summaries["pooled"]["communication"]["down_bytes"] = None
+    with_newcomers = {label: [one | {"newcomers": one["personal"]}] for label, one in summaries.items()}
+    header, fedavg, pooled, reference = shown(
+        report.comparison_tables(report.compare(with_newcomers), 1)[0], capsys
+    ).splitlines()[-4:]
+    assert "newcomers" in header
+    assert (fedavg.split()[0], pooled.split()[0], reference.strip()) == ("fedavg", "pooled", "(reference)")
+    without = report.comparison_tables(report.compare({"fedavg": [a_summary()]}), 1)[0]
+    assert "newcomers" not in shown(without, capsys)
+
+
 def test_a_comparison_of_six_methods_and_three_seeds_fits_a_hundred_columns(capsys):
     labels = ["local", "fedavg", "fedprox:mu=0.1,step-size=0.05", "fedrep:head-epochs=5", "ditto:lam=0.3", "pooled"]
     runs = {label: [a_summary(0.9 + 0.01 * seed, up=123_456_789) for seed in range(3)] for label in labels}

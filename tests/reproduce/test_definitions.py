@@ -87,3 +87,19 @@ def test_no_two_cells_of_a_table_share_a_file_unless_they_are_one_run(name, tmp_
 def test_short_forms_together_take_under_half_an_hour(tmp_path):
     cells = {cell.path: cell for name in WITH_QUICK for cell in cells_of(read(name, quick=True), tmp_path)}
     assert sum(cell.row.seconds or cell.definition.seconds for cell in cells.values() if cell.seed == 0) < 30 * 60
+
+
+def test_every_size_of_the_alignment_set_has_a_row_without_the_others_knowledge(tmp_path):
+    shares: dict[str, set[float]] = {}
+    for cell in cells_of(read("fedbnn-figure-3"), tmp_path):
+        if cell.method.prior_epochs > 0:
+            shares.setdefault(cell.data["align"], set()).add(cell.method.gamma)
+    assert len(shares) == 4
+    assert all(found == {0.0, 0.7} for found in shares.values())
+
+
+def test_methods_beside_fedpop_have_its_optimiser_and_schedule(tmp_path):
+    cells = [cell for cell in cells_of(read("fedpop-figure-2"), tmp_path) if cell.block.key == "methods"]
+    [solver] = {(cell.method.optimiser.kind, cell.method.optimiser.step_size, cell.settings.rounds) for cell in cells}
+    [schedule] = {cell.settings.schedule[0] for cell in cells}
+    assert (*solver, schedule) == ("adam", 0.01, 1000, "step-size=cosine")
