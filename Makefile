@@ -15,7 +15,7 @@ help: ## show the targets
 
 demo: $(INSTALLED) ## compare Bayesian and other methods on the embedded digits, write runs/demo/report.html; one minute
 	$(BIN)/priory compare local fedavg:step-size=0.1 pfedbayes:zeta=1,optimiser=sgd \
-		sfedbayes:zeta=1,optimiser=sgd,stateful=true pooled:step-size=0.1 \
+		sfedbayes:zeta=1,optimiser=sgd,stateful=True pooled:step-size=0.1 \
 		--data digits --partition dirichlet:0.3 --clients 20 --newcomers 0.2 \
 		--rounds 60 --steps 20 --batch-size 20 --step-size 0.03 --momentum 0.9 --out runs/demo --report
 
