@@ -73,7 +73,7 @@ def test_without_memory_and_with_a_fixed_second_moment_it_is_fedavg(cls):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), found, expected)
 
 
-@pytest.mark.parametrize("table", ["fedvi-rotated"])
+@pytest.mark.parametrize("table", ["fedvi-table-1", "fedvi-table-2", "fedvi-rotated"])
 def test_the_rows_of_fedavg_beside_fedvi_take_its_server_steps(table, tmp_path):
     """FedVI's server is SGD with momentum; β₂ = 1 and τ = 1 leave η_s m / 2, with m the mean of (1 − β₁) Δ."""
     cells = {cell.row.key: cell.method for cell in cells_of(read(table), tmp_path)}
