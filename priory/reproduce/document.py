@@ -21,6 +21,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from priory.fed.method import Draws
 from priory.methods import REGISTRY
 from priory.reproduce import pages
 from priory.reproduce.definition import names, read
@@ -128,7 +129,7 @@ def _best_point_estimate(part: Part) -> str:
     scores = {
         key: entries["personal NLL"].mean
         for key, (row, entries) in part.rows.items()
-        if not hasattr(REGISTRY[row.method], "draws") and len(entries["personal NLL"].values) == part.num_seeds
+        if not issubclass(REGISTRY[row.method], Draws) and len(entries["personal NLL"].values) == part.num_seeds
     }
     return min(scores, key=lambda key: scores[key])
 
