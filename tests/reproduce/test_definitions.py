@@ -89,13 +89,10 @@ def test_short_forms_together_take_under_half_an_hour(tmp_path):
     assert sum(cell.row.seconds or cell.definition.seconds for cell in cells.values() if cell.seed == 0) < 30 * 60
 
 
-EXPLICIT = ("fedhb-table-4", "fedpop-table-2")  # not run again with FedHB's solver yet
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_penalties_of_a_table_have_one_declared_solver(name, tmp_path):
     solvers = {cell.method.proximal for cell in cells_of(read(name), tmp_path) if hasattr(cell.method, "proximal")}
-    assert solvers <= {"implicit"} or (name in EXPLICIT and solvers == {"explicit"})
+    assert solvers <= {"implicit"}
 
 
 def test_every_size_of_the_alignment_set_has_a_row_without_the_others_knowledge(tmp_path):
