@@ -31,6 +31,7 @@ from priory.core.rng import Key
 from priory.data import Federation
 from priory.data import form as forms
 from priory.data.form import Form
+from priory.deploy import noise
 from priory.engine import accounting, architectures, manifest, settings
 from priory.engine.accounting import Ledger
 from priory.engine.architectures import Tasks
@@ -91,8 +92,9 @@ class Charter:
         """What privacy costs, where it is asked for."""
         root = first_key(self.settings.seed)
         return accounting.open_ledger(
-            self.settings, self.method, self.name, self.tasks[0], self.participation, None, self.empty_shards, root
-        )
+            self.settings, self.method, self.name, self.tasks[0], self.participation, None, self.empty_shards, root,
+            deployed=True,
+        )  # fmt: skip
 
     @cached_property
     def channel(self) -> Channel | None:
@@ -183,6 +185,8 @@ class Charter:
         chosen.schedules(method)
         self.participation.check()
         architectures.check(method, self.name, self.tasks, self.empty_shards)
+        if self.ledger is not None:
+            noise.sampler()
         _ = self.channel
 
     @cached_property

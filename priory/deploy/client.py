@@ -6,7 +6,7 @@ its answer leaves, so an answer that counts is one whose posterior is safe.
 
 import shutil
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.deploy import charter as charters
-from priory.deploy import wire
+from priory.deploy import noise, wire
+from priory.deploy.budget import Budget, price_of
 from priory.deploy.charter import Charter
 from priory.deploy.examples import Examples
 from priory.deploy.exchange import Reply, Request, digest_of, sentence
 from priory.deploy.journal import LOG
-from priory.deploy.kept import Kept
+from priory.deploy.kept import Kept, client_directory
 from priory.engine.export import save_model
 from priory.engine.manifest import version_of
 from priory.engine.personal import PersonalModel, Source
@@ -48,6 +49,7 @@ class Client:
         self._task = charter.task_of(number)
         self._blank = charter.record(number)
         self._rows: tuple[Shard, Shard] | None = None
+        self.budget = Budget(client_directory(state, number), number)
 
     def answer(self, request: Request) -> Reply:
         """The answer to a request; what goes wrong here is told in one sentence and leaves the state as it was."""
@@ -76,31 +78,61 @@ class Client:
             )
 
     def _train(self, request: Request) -> Reply:
+        if self._is_private and request.config.get("uploads", True):
+            return self._train_in_private(request)
+        return self._trained(request)
+
+    def _train_in_private(self, request: Request) -> Reply:
+        """Return the one answer that the budget pays for: it is stored before it leaves, and given again as it is."""
+        assert self.charter.ledger is not None
+        kept, t, question = self._kept(request), int(request.config["round"]), digest_of(request)
+        self._shards()  # rows that cannot be read cost nothing
+        reply = self.budget.promise(kept.run, t, question, price_of(self.charter.ledger))
+        if not reply:
+            made = kept.write_reply(self._trained(request))
+            reply = self.budget.settle(kept.run, t, question, made)
+        answer = kept.read_reply(reply)
+        return Reply(dict(answer.config) | self._config(request), answer.arrays)
+
+    def _trained(self, request: Request) -> Reply:
+        """Return the answer after one round of local work, whose state is kept."""
         charter, t = self.charter, int(request.config["round"])
         kept, down = self._kept(request), self._down(request)
         record, came_from = kept.read(t, self._blank)
         method = self._scheduled(request, t)
-        noise_root = None
-        if charter.ledger is not None:
-            kept.promise(t, digest_of(request), charter.ledger.rounds)
-            noise_root = kept.noise_root()
         ids = jnp.int32(self.number), jnp.bool_(bool(request.config.get("uploads", True))), jnp.int32(t)
         root = charters.first_key(int(request.config["seed"]))
-        problem = (method, self._task, charter.channel, down, self._shards()[0], record)
-        after, message, info, status = _visit(
-            *problem, *ids, root, noise_root, charter.limits, weighting=charter.settings.weighting
-        )
+        problem = (method, self._task, self._channel, down, self._shards()[0], record)
+        weighting = charter.settings.weighting
+        after, message, info, status = _visit(*problem, *ids, root, charter.limits, weighting=weighting)
         if not visit.is_rejected(int(status)):
             kept.write(jax.tree.map(np.asarray, after), t + 1, came_from)
         payload = jax.tree.map(np.asarray, charter.thinned(message.payload))
         # Whoever does not upload, or has nothing fit to send, says so and sends nothing.
         sends = float(message.weight) > 0
+        if sends and isinstance(charter.channel, privacy.Noised):
+            payload = self._noised(method, down, payload)
         arrays = wire.encode(Message(payload, message.weight)) if sends else {}
         if self._is_private:  # figures without noise, or a word on a failure, would tell what the noise hides
             told = visit.COUNTED if sends else visit.KEPT
             return Reply(self._config(request) | {"status": told}, arrays)
         metrics = {name: float(value) for name, value in info.items()}
         return Reply(self._config(request) | {"status": int(status)}, arrays, metrics)
+
+    @cached_property
+    def _channel(self) -> Any:
+        """The channel of a visit; under local privacy it only clips, since noise is added to what comes out."""
+        channel = self.charter.channel
+        return privacy.NoisedSum(channel.clip, channel.sd) if isinstance(channel, privacy.Noised) else channel
+
+    def _noised(self, method: Any, down: Any, difference: Any) -> Any:
+        """Return what travels of a clipped difference: what everybody knows, plus the difference with noise."""
+        ledger = self.charter.ledger
+        assert ledger is not None
+        stack = jax.tree.map(lambda leaf: leaf[None], difference)
+        noised = noise.release(stack, ledger.clip, ledger.sd, ledger.grid)
+        public = jax.tree.map(np.asarray, _public(method, self._task, down, difference))
+        return jax.tree.map(lambda one, other: (one + other).astype(one.dtype), public, noised)
 
     def _evaluate(self, request: Request) -> Reply:
         charter, t = self.charter, int(request.config["round"])
@@ -185,13 +217,15 @@ def _visit(
     uploads: Array,
     t: Array,
     root: Key,
-    noise_root: Key | None,
     limits: Any,
     *,
     weighting: Any,
 ) -> tuple[Record, Message, dict[str, Array], Array]:
-    how = {"weighting": weighting, "noise_root": noise_root, "limits": limits}
+    how = {"weighting": weighting, "limits": limits}
     return visit.visit(method, task, channel, down, data, record, client, uploads, t, root, **how)[:4]
+
+
+_public = jax.jit(privacy.public_reference)
 
 
 @jax.jit

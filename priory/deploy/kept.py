@@ -1,8 +1,7 @@
 """What a client keeps between rounds, in a directory of its own on its own machine.
 
     STATE/client-3/RUN/state-00000004.safetensors    its record after four rounds: posterior, and the channel's memory
-    STATE/client-3/RUN/secret                        where its noise comes from; nobody else knows it
-    STATE/client-3/RUN/answered.json                 under differential privacy, the last question it has answered
+    STATE/client-3/RUN/answer-1f….safetensors        under differential privacy, its last answer with the noise on it
     STATE/client-3/RUN/model/                        its personal model after the last round
 
 A file is replaced atomically and says what it is: client, run, charter, generation (how many rounds had been done) and
@@ -26,12 +25,13 @@ import numpy as np
 
 from priory.core.errors import UsageError
 from priory.core.rng import Key
+from priory.deploy.exchange import Reply
 from priory.deploy.wire import pack, unpack
 from priory.store import sync_directory, write_atomically
 
 NAME = re.compile(r"state-(\d{8})\.safetensors")
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-SECRET, ANSWERED, MODEL = "secret", "answered.json", "model"
+SECRET, MODEL = "secret", "model"
 
 
 @dataclass(frozen=True)
@@ -102,40 +102,45 @@ class Kept:
         found = (NAME.fullmatch(path.name) for path in self.place.glob("state-*.safetensors"))
         return sorted(int(match[1]) for match in found if match)
 
-    def noise_root(self) -> Key:
-        """The root of this client's noise, drawn once a run; only who can read the file can take the noise away."""
-        return secret_in(self.place / SECRET)
+    def write_reply(self, reply: Reply) -> str:
+        """Store an answer under differential privacy before it leaves; return its digest."""
+        from safetensors.numpy import save
 
-    def promise(self, t: int, question: str, rounds: int) -> None:
-        """Spend the budget of round t on one question; raises for any other, and for a round that is past.
-
-        One answer a round is what the noise pays for: a server that asked a round twice, with two broadcasts, would
-        learn the difference of two messages under the same noise.
-
-        Args:
-            question: A digest of all that decides the answer.
-            rounds: Rounds that the budget allows.
-        """
-        path = self.place / ANSWERED
+        arrays = {name: np.frombuffer(raw, np.uint8) for name, raw in reply.arrays.items()}
+        raw = save(arrays, {"config": json.dumps(dict(reply.config))})
+        digest = hashlib.sha256(raw).hexdigest()
         try:
-            last: dict[str, Any] = {"round": -1, "question": ""}
-            last = json.loads(path.read_text()) if path.exists() else last
-            before = (int(last["round"]), str(last["question"]))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise UsageError(f"{path} is damaged, so nothing is answered; forget the run to start anew.") from None
-        if not t < rounds:
-            raise UsageError(f"Round {t} is beyond the {rounds} that the privacy of client {self.client} allows.")
-        if t < before[0] or (t == before[0] and question != before[1]):
+            self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = self._reply(digest)
+            write_atomically(path, raw)
+        except OSError as error:
             raise UsageError(
-                f"Client {self.client} has answered round {before[0]} and its privacy allows one answer a round; "
-                "start a new run, which is a new budget."
-            )
-        if (t, question) != before:
-            try:
-                self.place.mkdir(mode=0o700, parents=True, exist_ok=True)  # nobody else on this machine
-                write_atomically(path, json.dumps({"round": t, "question": question}) + "\n")
-            except OSError as error:
-                raise UsageError(f"{path} cannot be written ({error.strerror}), so nothing is answered.") from None
+                f"Client {self.client} cannot store its answer in {self.place} ({error.strerror}); make room, and it "
+                "answers when it is asked again."
+            ) from None
+        return digest
+
+    def read_reply(self, digest: str) -> Reply:
+        """Return the answer of a digest, and delete all others; raise if it was deleted or damaged."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        path = self._reply(digest)
+        try:
+            raw = path.read_bytes()
+            if hashlib.sha256(raw).hexdigest() != digest:
+                raise ValueError
+            length = int.from_bytes(raw[:8], "little")
+            config = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["config"])
+            arrays = {name: array.tobytes() for name, array in load(raw).items()}
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+            raise UsageError(
+                f"The answer that client {self.client} gave is no longer in {self.place}, and its privacy allows one; "
+                "go on with the next round."
+            ) from None
+        for other in set(self.place.glob("answer-*.safetensors")) - {path}:
+            other.unlink(missing_ok=True)
+        return Reply(config, arrays)
 
     def _load(self, generation: int, like: Any) -> tuple[Any, int]:
         """The record of a generation, and the generation that it came from."""
@@ -162,6 +167,9 @@ class Kept:
 
     def _identity(self) -> dict[str, str]:
         return {"client": str(self.client), "run": self.run, "charter": self.digest}
+
+    def _reply(self, digest: str) -> Path:
+        return self.place / f"answer-{digest[:16]}.safetensors"
 
     def _path(self, generation: int) -> Path:
         return self.place / f"state-{generation:08d}.safetensors"
@@ -204,14 +212,21 @@ def client_directory(directory: Path, client: int) -> Path:
 
 
 def forget(directory: Path, client: int, run: str | None = None) -> list[Path]:
-    """What was deleted of a client: all that it keeps, or all of one run."""
+    """Delete what a client keeps of one run, or of all; return the files that are gone.
+
+    What lies beside the runs stays: `budget.json`, since forgetting an answer does not make others forget it.
+    """
     place = client_directory(directory, client)
     place = place if run is None else place / run
     if not place.is_dir() or (run is not None and RUN.fullmatch(run) is None):
         raise UsageError(f"{place} is no directory, so there is nothing to forget; name the client's state directory.")
-    gone = sorted(path for path in place.rglob("*") if path.is_file())
-    shutil.rmtree(place)
-    sync_directory(place.parent)
+    runs = [place] if run is not None else sorted(path for path in place.iterdir() if path.is_dir())
+    gone = sorted(path for one in runs for path in one.rglob("*") if path.is_file())
+    for one in runs:
+        shutil.rmtree(one)
+    if run is None and not any(place.iterdir()):
+        place.rmdir()
+    sync_directory(place if place.exists() else place.parent)
     return gone
 
 

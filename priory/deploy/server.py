@@ -24,7 +24,7 @@ from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.deploy import charter as charters
-from priory.deploy import wire
+from priory.deploy import noise, wire
 from priory.deploy.accept import Accepted, Refused, judged
 from priory.deploy.attendance import Attendance, TooFewReplies
 from priory.deploy.charter import Charter
@@ -204,8 +204,13 @@ class Server:
         return drawn
 
     def _drawn(self, t: int) -> dict[int, bool]:
-        """The clients of round t, and whether each of them uploads."""
-        slots = _draw(self._root, t, participation=self.charter.participation)
+        """The clients of round t, and whether each of them uploads.
+
+        Every client knows the seed of the run. Where sampling is to amplify privacy, cohorts come from a secret.
+        """
+        ledger = self.charter.ledger
+        root = self._secret() if ledger is not None and ledger.spending.amplified else self._root
+        slots = _draw(root, t, participation=self.charter.participation)
         columns = (map(np.asarray, (group.ids, group.filled, group.uploads)) for group in slots)
         rows = [row for group in columns for row in zip(*group, strict=True)]
         return {int(client): bool(uploads) for client, filled, uploads in rows if filled}
@@ -284,18 +289,20 @@ class Server:
         places = max(self.charter.participation.capacity, len(sent))
         filled = sent + [unused] * (places - len(sent))
         messages = jax.tree.map(lambda *leaves: np.stack(leaves), *filled)
-        private = privacy.is_private(self.charter.channel)
-        noise = rng.key(self._secret() if private else self._root, Stream.NOISE, t)
-        chosen = self.charter.settings.robust
+        ledger, chosen = self.charter.ledger, self.charter.settings.robust
+        if ledger is not None and ledger.mode == "central":  # nothing of it leaves before the round is committed
+            total = noise.release(messages.payload, ledger.clip, ledger.sd, ledger.grid)
+            mean = jax.tree.map(lambda leaf: np.float32(leaf / ledger.expected), total)
+            messages = _released(self.charter.channel, method, self.charter.tasks[0], down, mean)
         after, info = _aggregate(
-            method, self.charter.tasks[0], self.charter.channel, down, self.server, messages,
-            rng.key(self._root, Stream.SERVER, t), noise, rule=None if chosen is None else robust.parse(chosen),
+            method, self.charter.tasks[0], down, self.server, messages, rng.key(self._root, Stream.SERVER, t),
+            rule=None if chosen is None else robust.parse(chosen),
         )  # fmt: skip
         self._info |= {name: float(value) for name, value in info.items()}
         return after
 
     def _secret(self) -> Key:
-        """Where the noise of central privacy comes from; not from the seed, which all clients know."""
+        """Return the key that the cohorts of central privacy come from; it must not be known to who sees broadcasts."""
         return secret_in(self._how.out / SECRET)
 
     def _hello(self) -> Request:
@@ -410,7 +417,7 @@ def _order(root: Key, t: Array, *, num: int) -> Array:
     return jax.random.permutation(rng.key(root, Stream.COHORT, t, STANDS_IN), num)
 
 
-_all_finite = jax.jit(trees.all_finite)
+_all_finite, _released = jax.jit(trees.all_finite), jax.jit(privacy.released)
 
 
 @jax.jit
@@ -425,11 +432,8 @@ def _broadcast(method: Any, server: Any) -> Any:
 
 @partial(jax.jit, static_argnames="rule")
 def _aggregate(
-    method: Any, task: Task, channel: Any, down: Any, server: Any, messages: Message, key: Key, noise: Key, *, rule: Any
+    method: Any, task: Task, down: Any, server: Any, messages: Message, key: Key, *, rule: Any
 ) -> tuple[Any, dict[str, Any]]:
-    if isinstance(channel, privacy.NoisedSum):
-        total: Any = trees.weighted_sum(messages.payload, messages.weight)
-        messages = privacy.released(channel, method, task, down, channel.release(total, noise))
-    elif rule is not None:
+    if rule is not None:
         messages = robust.centre(rule, messages, references_of(method, task, down, messages.payload))
     return method.aggregate(task, server, messages, key)

@@ -14,6 +14,11 @@ known, which they may be since no data decide them, and a client's own participa
 each message is released by itself; for groups that are sampled apart; and for a fixed-size cohort of clients that keep
 a state, since who took whose place in an earlier round then shows in what they send now (or for a Bernoulli draw of
 such clients that is cut so often that δ could see it).
+
+A deployment adds discrete Gaussian noise on a grid (`deploy.noise`). Its Rényi divergences are at most those of the
+Gaussian, in any number of dimensions (Canonne, Kamath and Steinke 2020, proposition 5), so participations are added up
+by zCDP. Where sampling amplifies, the noise is compared with a Gaussian that was rounded to the grid, which costs no
+privacy, and δ pays for the distance between the two.
 """
 
 import dataclasses
@@ -41,7 +46,10 @@ from priory.fed.channel import is_statistic
 from priory.fed.method import AdviceWarning, Bounded, Channel, Task
 from priory.fed.shard import Shards
 
+ORDERS = 1 + np.geomspace(1e-2, 1e5, 4000)  # Rényi orders, so dense that the best is within 1e-5 of the best of all
+GRID_BITS = 30  # the grid of a deployment's noise is so many halvings of σ, and a factor below 2, apart
 STEPS = 10  # halvings of a factor of 2 when noise is solved for: it is at most 0.07 % more than necessary
+SIMULATED = "simulated: floating-point numbers from the seed of the run, which protect nobody"
 UNCOVERED = (
     "not covered: evaluations, and the figures of a round, which the simulator tells of clients in the clear; a "
     "client's personal model stays with it and is not private from itself (joint differential privacy)"
@@ -53,6 +61,10 @@ class Spending(Protocol):
 
     @property
     def accountant(self) -> str: ...
+
+    @property
+    def amplified(self) -> bool:
+        """Whether it counts on nobody knowing who is drawn."""
 
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
         """ε after so many rounds."""
@@ -68,11 +80,44 @@ class Counted:
 
     most: tuple[int, ...]
     accountant: str = "exact Gaussian composition over each client's own participations, the largest over clients"
+    amplified: bool = False
 
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
         num = self.most[rounds]
         # k mechanisms with noise z are one with z/√k.
         return _gaussian_epsilon(noise / math.sqrt(num), delta) if num else 0.0
+
+
+@dataclass(frozen=True)
+class Concentrated(Counted):
+    """The same with discrete Gaussian noise, added up by zCDP."""
+
+    accountant: str = "zCDP of the discrete Gaussian over each client's own participations, the largest over clients"
+
+    def epsilon(self, noise: float, rounds: int, delta: float) -> float:
+        return concentrated_epsilon(self.most[rounds] / (2 * noise**2), delta)
+
+
+@dataclass(frozen=True)
+class OnGrid:
+    """Sampled rounds with discrete Gaussian noise on so many numbers, compared with a Gaussian rounded to the grid.
+
+    The χ² divergence of the two is 1/(288 s⁴) for each number, s = σ/grid ≥ 2³⁰, up to terms that are smaller still; so
+    their total variation distance is below √size / (2 · 16 s²) a round, and δ grows by (1 + e^ε) of that for each.
+    """
+
+    sampled: "Poisson | WithoutReplacement"
+    size: int
+    amplified: bool = True
+
+    @property
+    def accountant(self) -> str:
+        return f"{self.sampled.accountant}; discrete noise within δ/1000 of it"
+
+    def epsilon(self, noise: float, rounds: int, delta: float) -> float:
+        found = self.sampled.epsilon(noise, rounds, delta * 0.999)
+        distance = rounds * math.sqrt(self.size) / (32 * 4.0**GRID_BITS)
+        return found if found < 100 and (1 + math.exp(found)) * distance <= delta / 1000 else math.inf
 
 
 @dataclass(frozen=True)
@@ -82,6 +127,7 @@ class Poisson:
     num_clients: int
     probability: float
     capacity: int
+    amplified: bool = True
     accountant: str = "privacy loss distribution of the truncated Poisson-subsampled Gaussian (dp-accounting)"
 
     @property
@@ -99,6 +145,7 @@ class WithoutReplacement:
 
     num_clients: int
     cohort: int
+    amplified: bool = True
     accountant: str = "Rényi DP of the Gaussian sampled without replacement, or no sampling if less (dp-accounting)"
 
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
@@ -129,6 +176,7 @@ class Ledger:
         rounds: Rounds that the budget allows, at most those that are planned.
         planned: Rounds that are planned.
         expected: Clients that a round expects.
+        deployed: Whether noise is drawn on a grid, from a secure source; a simulation's is in floating point.
     """
 
     mode: Literal["central", "local"]
@@ -144,6 +192,7 @@ class Ledger:
     rounds: int
     planned: int
     expected: int
+    deployed: bool = False
 
     def spent(self, rounds: int) -> float:
         """ε after so many rounds."""
@@ -153,6 +202,21 @@ class Ledger:
     def sd(self) -> float:
         """σ of the noise on each number."""
         return self.noise * self.sensitivity
+
+    @property
+    def grid(self) -> float:
+        """Distance between neighbouring numbers of a deployment's noise."""
+        return grid_of(self.noise * self.reach)
+
+    @property
+    def spent_if_continuous(self) -> float:
+        """ε after the rounds that are allowed if the same noise were Gaussian numbers of infinite precision."""
+        spending = self.spending
+        if isinstance(spending, OnGrid):
+            spending = spending.sampled
+        elif isinstance(spending, Concentrated):
+            spending = Counted(spending.most)
+        return spending.epsilon(self.noise, self.rounds, self.delta)
 
     def channel(self, canaries: privacy.Canaries | None = None) -> privacy.Private:
         """The uplink that releases so."""
@@ -174,6 +238,7 @@ class Ledger:
             "clip": self.clip if math.isfinite(self.clip) else None,
             "sensitivity": self.sensitivity,
             "sensitivity_from": self.origin,
+            "noise": f"discrete Gaussian on a grid of {self.grid:.3g}" if self.deployed else SIMULATED,
             "unit": "client",
             "relation": self.relation,
             "accountant": self.spending.accountant,
@@ -190,6 +255,7 @@ def open_ledger(
     channel: Channel | None,
     shards: Shards,
     root: Key,
+    deployed: bool = False,
 ) -> Ledger | None:
     """The ledger of a run with differential privacy, everything checked and the noise solved for; None without.
 
@@ -197,6 +263,7 @@ def open_ledger(
         name: What the method is called.
         channel: One that the user gave, which privacy cannot go with.
         shards: Of all clients, for their shapes alone.
+        deployed: Whether noise is drawn on a grid and cohorts from a secret.
     """
     mode = _mode(chosen, method, name)
     if mode is None:
@@ -207,9 +274,11 @@ def open_ledger(
     _accounting()
     replaces = mode == "local" or participation.kind == "fixed"
     clip, reach, origin = _reach(chosen, method, name, task, mode, replaces)
-    spending = _spending(
-        mode, participation, bool(jax.tree.leaves(contact.client)), root, chosen.rounds, chosen.dp_delta
-    )
+    drawn = _spending(mode, participation, bool(jax.tree.leaves(contact.client)), root, chosen.rounds, chosen.dp_delta)
+    size = trees.size(contact.message.payload)
+    spending: Spending = drawn
+    if deployed:
+        spending = Concentrated(drawn.most) if isinstance(drawn, Counted) else OnGrid(drawn, size)
     noise = chosen.dp_noise
     if noise is None:
         assert chosen.dp_epsilon is not None
@@ -223,6 +292,9 @@ def open_ledger(
                 f"dp-epsilon={chosen.dp_epsilon:g} is too small for even one round, which costs {first:.4g} with "
                 f"dp-noise={noise:g}; give a larger budget or more noise, or leave out dp-noise."
             )
+    sensitivity = reach if chosen.dp_sensitivity is None else chosen.dp_sensitivity
+    if deployed and math.isinf(clip):  # rounding moves each number by less than the grid
+        sensitivity += grid_of(noise * reach) * math.sqrt(size)
     return Ledger(
         mode=mode,
         delta=chosen.dp_delta,
@@ -230,14 +302,20 @@ def open_ledger(
         noise=noise,
         clip=clip,
         reach=reach,
-        sensitivity=reach if chosen.dp_sensitivity is None else chosen.dp_sensitivity,
+        sensitivity=sensitivity,
         origin=origin,
         relation="replace one client" if replaces else "add or remove one client",
         spending=spending,
         rounds=rounds,
         planned=chosen.rounds,
         expected=participation.cohort,
+        deployed=deployed,
     )
+
+
+def grid_of(sd: float) -> float:
+    """Return the distance of neighbouring numbers for noise of about this σ: a power of 2 that floats hold exactly."""
+    return 2.0 ** (math.floor(math.log2(sd)) - GRID_BITS)
 
 
 def advice(ledger: Ledger, num_clients: int) -> dict[str, str]:
@@ -261,7 +339,7 @@ def warn(told: dict[str, str], known: dict[str, str]) -> None:
 def solve_noise(spending: Spending, epsilon: float, delta: float, rounds: int) -> float:
     """The least noise multiplier, up to 0.07 %, with which so many rounds cost at most ε."""
     rounds = max(rounds, 1)
-    if isinstance(spending, Counted):
+    if isinstance(spending, Counted) and not isinstance(spending, Concentrated):
         num = max(spending.most[min(rounds, len(spending.most) - 1)], 1)
         # A last digit more, so that rounding does not exceed the budget.
         return _gaussian_noise(epsilon, delta) * math.sqrt(num) * (1 + 1e-9)
@@ -385,7 +463,7 @@ def _reach(chosen: Settings, method: Any, name: str, task: Task, mode: str, repl
 
 def _spending(
     mode: str, participation: Participation, stateful: bool, root: Key, rounds: int, delta: float
-) -> Spending:
+) -> Counted | Poisson | WithoutReplacement:
     num, cohort = participation.num_clients, participation.cohort
     if mode == "central" and participation.groups == 1 and cohort < num:
         if participation.kind == "bernoulli":
@@ -426,6 +504,15 @@ def _renyi(num_clients: int, cohort: int, noise: float) -> tuple[np.ndarray, np.
     event = accounting.SampledWithoutReplacementDpEvent(num_clients, cohort, accounting.GaussianDpEvent(noise))
     accountant.compose(event)
     return accountant.orders, accountant.rdp
+
+
+@lru_cache(maxsize=4096)
+def concentrated_epsilon(rho: float, delta: float) -> float:
+    """Return ε of (ε, δ)-DP that ρ-zCDP implies, by the best of many Rényi orders."""
+    if rho == 0:
+        return 0.0
+    renyi = importlib.import_module("dp_accounting.rdp.rdp_privacy_accountant")
+    return float(renyi.compute_epsilon(ORDERS, ORDERS * rho, delta)[0])
 
 
 def _gaussian_epsilon(noise: float, delta: float) -> float:

@@ -77,7 +77,6 @@ def visit(
     *,
     weighting: Literal["method", "uniform", "examples"] = "method",
     limits: screen.Limits = screen.LIMITS,
-    noise_root: Key | None = None,
     batched: bool = False,
     judge: Callable[[Array, Any], Array] | None = None,
 ) -> Visited:
@@ -93,8 +92,6 @@ def visit(
         root: Of the run's randomness.
         weighting: `method` keeps the weight that the client sends; `uniform` and `examples` override it.
         limits: What its message may be at most; a private channel has its own.
-        noise_root: Of the channel's randomness, the run's by default. A deployed client has a secret of its own: noise
-            that everybody can compute from the seed of a run protects nobody.
         batched: Whether this is called under a `vmap`.
         judge: Uncertainty of a client with a number and a state, asked if it uploads.
     """
@@ -110,7 +107,7 @@ def visit(
         weight = 1.0 if weighting == "uniform" else data.count.astype(jnp.float32)
         message = replace(message, weight=jnp.where(message.weight > 0, weight, message.weight))
     memory = trees.select(record.joined, record.memory, uplink.memory_of(channel, message.payload))
-    key = rng.key(root if noise_root is None else noise_root, Stream.CHANNEL, t, client)
+    key = rng.key(root, Stream.CHANNEL, t, client)
     if privacy.is_private(channel):
         return _in_private(channel, method, task, down, record, uploads, (state, message, info), key)
     message, sent, bits = uplink.transmit(channel, method, task, down, message, memory, key)

@@ -15,6 +15,7 @@ import pytest
 from priory.cli import main
 from priory.cli.flower import COMMANDS
 from priory.deploy import charter as charters
+from priory.deploy.budget import Budget, Price
 from priory.deploy.journal import Journal
 from priory.deploy.kept import Kept
 
@@ -55,6 +56,7 @@ def test_help_lists_its_commands(flag, capsys):
         ("keys", ["DIR", "--nodes", "--host", "--days"]),
         ("status", ["DIR", "--json"]),
         ("forget", ["DIR", "--client", "--run", "--yes"]),
+        ("budget", ["DIR", "--client", "--budget-epsilon", "--budget-delta", "--json"]),
     ],
 )
 def test_help_of_a_command_tells_its_flags(command, flags, capsys):
@@ -79,7 +81,7 @@ def test_what_only_a_simulation_has_is_no_flag(flag, capsys):
     ("argv", "sentence"),
     [
         (["statuss"], "'statuss' is not a command of priory flower; did you mean status?"),
-        (["x"], "choose from init, up, keys, status, forget"),
+        (["x"], "choose from init, up, keys, status, budget, forget"),
         (["init", "app", "--method", "fedavgg", *DIGITS], "did you mean fedavg?"),
         (["init", "app", "--method=pooled", *DIGITS, *CLIENTS], "pooled needs all data in one place"),
         (["init", "app", "--method"], "--method names no method; write --method pfedbayes, say"),
@@ -91,6 +93,10 @@ def test_what_only_a_simulation_has_is_no_flag(flag, capsys):
         (["keys", "keys", "--host", "not a host"], "not a host"),
         (["status", "absent"], "status.json cannot be read (No such file or directory)"),
         (["forget", "absent", "--client", "3"], "is no directory, so there is nothing to forget"),
+        (["budget", "state", "--client", "-1"], "client=-1 is no client's number"),
+        (["budget", "state", "--client", "3", "--budget-delta", "1e-5"], "give --budget-epsilon as well"),
+        (["budget", "state", "--client", "3", "--budget-epsilon", "2"], "needs a δ before the first run"),
+        (["budget", "state", "--client", "3", "--budget-epsilon", "-2", "--budget-delta", "1e-5"], "is no budget"),
     ],
     ids=lambda value: " ".join(value[:4]) if isinstance(value, list) else "",
 )
@@ -227,6 +233,36 @@ def test_forget_deletes_one_run_of_a_client(state, capsys):
 def test_forget_deletes_all_runs_of_a_client(state, capsys):
     assert main(["flower", "forget", "state", "--client", "3", "--yes"]) == 0
     assert not state.exists()
+
+
+def test_forget_leaves_what_was_spent(state, capsys):
+    Budget(state, 3).allow(2.0, 1e-5)
+    assert main(["flower", "forget", "state", "--client", "3", "--yes"]) == 0
+    assert sorted(os.listdir(state)) == ["budget.json", "budget.lock"]
+
+
+def test_budget_tells_what_was_spent_and_sets_the_total(capsys):
+    assert main(["flower", "budget", "state", "--client", "3"]) == 0
+    assert "client 3 has answered nothing under differential privacy" in flat(capsys.readouterr().out)
+    ledger = Budget(Path("state/client-3"), 3)
+    ledger.promise("run-1", 0, "q", Price(rho=0.05, answers=3, rounds=3, epsilon=2.5, delta=1e-5))
+    main(["flower", "budget", "state", "--client", "3"])
+    told = flat(capsys.readouterr().out)
+    assert f"ε {ledger.spent():.4g} of 2.5 spent at δ = 1e-05; the claim of its first run" in told
+    assert "run-1: 1 answers, the last in round 0; ρ = 0.05 (local)" in told
+    assert main(["flower", "budget", "state", "--client", "3", "--budget-epsilon", "9", "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert (table["epsilon"], table["delta"], table["owned"], table["spent"]) == (9.0, 1e-5, True, ledger.spent())
+
+
+def test_init_tells_what_privacy_costs_and_how_much_of_it_the_grid(capsys):
+    options = ["--method", "fedavg", *DIGITS, *CLIENTS, "--dp", "local", "--dp-epsilon", "4", "--dp-delta", "1e-3"]
+    assert main(["flower", "init", "my-app", *options]) == 0
+    ledger = charters.load(Path("my-app/my_app")).ledger
+    assert 3.99 < ledger.spent(2) <= 4
+    assert ledger.spent_if_continuous < ledger.spent(2)
+    shown = flat(capsys.readouterr().out)
+    assert f"local differential privacy, replace one client: 2 rounds cost ε = {ledger.spent(2):.4g}" in shown
 
 
 @pytest.mark.parametrize(("answer", "left"), [("y", False), ("yes", False), ("n", True), ("", True)])

@@ -12,7 +12,7 @@ from priory.core.struct import replace
 from priory.deploy import wire
 from priory.deploy.client import Client
 from priory.deploy.examples import of_client
-from priory.deploy.kept import Kept
+from priory.deploy.kept import Kept, forget
 from priory.fed import visit
 from priory.fed.local import Optimiser, Work
 from tests.deploy.conftest import asked, first_broadcast, small_federation
@@ -243,7 +243,86 @@ def test_a_private_client_answers_no_round_that_its_budget_does_not_hold(private
 def test_a_private_client_whose_promises_are_lost_answers_nothing(private):
     client = private.client(0)
     client.answer(asked(private.charter, t=0))
-    (private.place / "node-0" / "client-0" / "run-1" / "answered.json").write_text("{")
+    (private.place / "node-0" / "client-0" / "budget.json").write_text("{")
     reply = client.answer(asked(private.charter, t=1))
     assert not reply.arrays
     assert "is damaged, so nothing is answered" in reply.error
+
+
+def test_forgetting_gives_no_second_answer(private):
+    first = private.client(0).answer(asked(private.charter, t=1))
+    forget(private.place / "node-0", 0)
+    replies = [private.client(0).answer(asked(private.charter, t=t)) for t in (0, 1, 1)]
+    assert first.arrays
+    assert not any(reply.arrays for reply in replies)
+    assert "The answer that client 0 gave is no longer in" in replies[1].error
+    assert private.client(0).answer(asked(private.charter, t=2)).arrays
+
+
+def test_a_server_that_invents_runs_hears_one(private):
+    client = private.client(0)
+    answered = [bool(client.answer(asked(private.charter, run=f"run-{number}")).arrays) for number in range(10)]
+    assert answered == [True] + [False] * 9
+
+
+def test_asked_twice_at_once_a_private_client_gives_one_answer(private):
+    """Both work on the question, each with noise of its own; what leaves is what was stored first."""
+    client, twin = private.client(0), private.client(0)
+    real, replies = client._trained, []
+
+    def overtaken(request):
+        replies.append(twin.answer(request))
+        return real(request)
+
+    client._trained = overtaken
+    replies.append(client.answer(asked(private.charter)))
+    assert replies[0].arrays
+    assert replies[0].arrays == replies[1].arrays
+
+
+def test_a_private_client_killed_before_it_stored_its_answer_gives_one_later(private, monkeypatch):
+    client = private.client(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Kept, "write_reply", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            client.answer(asked(private.charter))
+    assert private.client(0).answer(asked(private.charter)).arrays
+    assert client.budget.read().runs["run-1"].answers == 1
+
+
+def test_rows_that_cannot_be_read_cost_nothing(private):
+    def broken():
+        raise UsageError("No rows.")
+
+    client = Client(private.charter, 0, broken, private.place / "node-0")
+    assert "cannot read its rows" in client.answer(asked(private.charter)).error
+    assert client.budget.spent() is None
+
+
+def test_what_is_only_asked_to_learn_and_keeps_its_message_costs_nothing(private):
+    client = private.client(0)
+    assert not client.answer(asked(private.charter, uploads=False)).arrays
+    assert client.budget.spent() is None
+    assert client.answer(asked(private.charter)).arrays
+
+
+def test_every_number_of_a_private_message_lies_on_the_grid(private):
+    down = first_broadcast(private.charter)
+    reply = private.client(0).answer(asked(private.charter))
+    sent = wire.decode(reply.arrays, private.charter.uplink).payload
+    ledger = private.charter.ledger
+    for number, public in zip(jax.tree.leaves(sent), jax.tree.leaves(down), strict=True):
+        multiples = (number.astype(np.float64) - public) / ledger.grid
+        rounding = np.spacing(np.maximum(np.abs(number), np.abs(public))) / ledger.grid  # of float32
+        assert np.all(np.abs(multiples - np.round(multiples)) <= rounding)
+    noised = np.concatenate([np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, (sent, down)), strict=True)])
+    size, squares = noised.size, float(np.sum(noised.astype(np.float64) ** 2))
+    # N(0, σ²) on every number, and a difference of norm at most 1 = σ/2.
+    assert abs(squares / ledger.sd**2 - size) < 4.5 * (2 * size) ** 0.5 + 2
+
+
+def test_a_budget_that_the_owner_raised_pays_for_another_run(private):
+    client = private.client(0)
+    client.answer(asked(private.charter))
+    client.budget.allow(100.0, 0.1)
+    assert client.answer(asked(private.charter, run="run-2")).arrays

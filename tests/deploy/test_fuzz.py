@@ -150,7 +150,7 @@ def state(tmp_path_factory):
     record = {"joined": np.asarray(True), "mean": np.ones((3, 2), np.float32), "": np.zeros(0, np.int8)}
     like = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, record))
     one.write(record, 1, 0)
-    one.noise_root()
+    kept.secret_in(one.place / "secret")
     return one, like, {path.name: path.read_bytes() for path in one.place.iterdir()}
 
 
@@ -164,7 +164,7 @@ def test_a_mutated_state_is_refused_or_whole(state, name, mutate):
         assert generation == 1
         np.testing.assert_array_equal(found["mean"], np.ones((3, 2)))
     with contextlib.suppress(UsageError):
-        one.noise_root()
+        kept.secret_in(one.place / "secret")
     (one.place / name).write_bytes(files[name])
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from priory.core.errors import UsageError
 from priory.deploy import kept as keeping
-from priory.deploy.kept import Kept, forget, secret_key
+from priory.deploy.kept import Kept, forget, secret_in, secret_key
 
 
 def record(value):
@@ -173,9 +173,9 @@ def bits(key):
 
 
 def test_a_secret_is_for_its_owner_alone_and_stays(kept):
-    first = bits(kept.noise_root())
+    first = bits(secret_in(kept.place / "secret"))
     assert stat.S_IMODE((kept.place / "secret").stat().st_mode) == 0o600
-    assert bits(kept.noise_root()) == first
+    assert bits(secret_in(kept.place / "secret")) == first
 
 
 def test_a_secret_can_at_no_moment_be_read_by_others(kept, monkeypatch):
@@ -187,13 +187,12 @@ def test_a_secret_can_at_no_moment_be_read_by_others(kept, monkeypatch):
         real(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    kept.noise_root()
+    secret_in(kept.place / "secret")
     assert seen == [0o600]
 
 
-def test_clients_and_runs_have_different_secrets(tmp_path):
-    keys = [bits(Kept(tmp_path, client, run, "digest").noise_root()) for client in (0, 1) for run in ("a", "b")]
-    assert len({tuple(key) for key in keys}) == 4
+def test_two_secrets_are_different(tmp_path):
+    assert bits(secret_in(tmp_path / "one")) != bits(secret_in(tmp_path / "other"))
 
 
 def test_all_of_a_secret_counts():
@@ -207,13 +206,13 @@ def test_a_damaged_secret_is_refused(kept, raw):
     kept.place.mkdir(parents=True)
     (kept.place / "secret").write_bytes(raw)
     with pytest.raises(UsageError, match="The secret is damaged; forget"):
-        kept.noise_root()
+        secret_in(kept.place / "secret")
 
 
 def test_a_secret_that_cannot_be_written_is_told(kept, monkeypatch):
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(UsageError, match="No space left"):
-        kept.noise_root()
+        secret_in(kept.place / "secret")
     assert list(kept.place.iterdir()) == []
 
 
@@ -227,9 +226,8 @@ def test_forgetting_deletes_one_run_and_says_what(kept, tmp_path):
 
 def test_forgetting_deletes_all_runs_of_a_client_and_of_no_other(kept, tmp_path):
     after(kept, 1)
-    kept.noise_root()
     other = after(Kept(tmp_path, 4, "run-1", "digest"), 1)
-    assert sorted(path.name for path in forget(tmp_path, 3)) == ["secret", "state-00000001.safetensors"]
+    assert sorted(path.name for path in forget(tmp_path, 3)) == ["state-00000001.safetensors"]
     assert not keeping.client_directory(tmp_path, 3).exists()
     assert other.generations() == [1]
 

@@ -14,12 +14,15 @@ import pytest
 
 from priory.core.errors import UsageError
 from priory.deploy import attendance, wire
+from priory.deploy import charter as charters
 from priory.deploy import server as serving
 from priory.deploy.attendance import TooFewReplies
 from priory.deploy.exchange import Reply, Request
 from priory.deploy.journal import Journal, read_events, read_status
 from priory.deploy.kept import Kept
 from priory.deploy.loopback import Loopback
+from priory.deploy.server import _draw
+from priory.engine import accounting
 from priory.fed import visit
 from priory.store import Checkpoint, RunDirectory
 
@@ -622,21 +625,81 @@ def test_local_noise_comes_from_secrets_and_not_from_the_seed(tmp_path, deployed
     assert servers[0] != servers[1]
 
 
-def test_central_noise_comes_from_a_secret_of_the_server(tmp_path, deployed):
+def test_central_noise_comes_from_nothing_that_clients_know(tmp_path, deployed):
     made = deployed(dp="central", rounds=1, **PRIVATE)
     servers = []
     for number in range(2):
         made.place = tmp_path / str(number)
+        made.clients = {100 + client: made.client(client) for client in range(2)}
+        made.link = Loopback(made.clients)
         server = made.server()
         server.go()
         servers.append(bits(server.server))
-        assert stat.S_IMODE((made.place / "server" / "secret").stat().st_mode) == 0o600
     assert servers[0] != servers[1]
 
 
-@pytest.mark.parametrize("mode", ["local", "central"])
-def test_a_private_run_that_was_killed_releases_the_same_bits_again(deployed, monkeypatch, mode):
-    made = deployed(dp=mode, rounds=2, **PRIVATE)
+def test_the_sum_of_central_privacy_is_that_of_the_clients_and_the_noise_what_was_asked_for(deployed):
+    made = deployed(dp="central", rounds=1, dp_noise=1.0, dp_delta=0.1, dp_clip=1e-4)
+    server = made.server()
+    before = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(server.server)])
+    server.go()
+    after = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(server.server)])
+    ledger, size = made.charter.ledger, len(before)
+    squares = float(np.sum(((after - before).astype(np.float64) * ledger.expected / ledger.sd) ** 2))
+    assert abs(squares - size) < 4.5 * (2 * size) ** 0.5 + 2  # two clients' clipped differences are at most σ in all
+
+
+def known_to_all(made, t):
+    """Return the cohort that everybody who knows the seed of the run would expect."""
+    root = charters.first_key(made.charter.settings.seed)
+    return set(np.asarray(_draw(root, t, participation=made.charter.participation)[0].ids).tolist())
+
+
+def test_cohorts_that_are_to_amplify_privacy_come_from_a_secret(deployed):
+    made = deployed(num_clients=8, cohort=2, dp="central", rounds=1, **PRIVATE)
+    assert made.charter.ledger.spending.amplified
+    server = made.server()
+    drawn = [set(server._drawn(t)) for t in range(64)]
+    hits = sum(len(cohort & known_to_all(made, t)) for t, cohort in enumerate(drawn))
+    # Two cohorts of 2 of 8 share 1/2 on average, with variance 2 · 1/4 · 3/4 · 6/7.
+    assert abs(hits - 64 / 2) < 4.5 * (64 * 2 * 0.25 * 0.75 * 6 / 7) ** 0.5
+    assert [set(made.server()._drawn(t)) for t in range(64)] == drawn  # a server that is started again
+    assert stat.S_IMODE((made.place / "server" / "secret").stat().st_mode) == 0o600
+
+
+def test_cohorts_that_everybody_knows_amplify_nothing(deployed):
+    made = deployed("ditto", num_clients=8, cohort=2, dp="central", rounds=9, **PRIVATE)
+    ledger, server = made.charter.ledger, made.server()
+    assert not ledger.spending.amplified
+    drawn = [set(server._drawn(t)) for t in range(9)]
+    assert drawn == [known_to_all(made, t) for t in range(9)]
+    most = max(sum(client in cohort for cohort in drawn) for client in range(8))
+    assert ledger.spent(9) == pytest.approx(accounting.concentrated_epsilon(most / 2, 0.1))
+
+
+def test_central_noise_that_was_drawn_in_vain_is_never_seen(deployed, monkeypatch):
+    made = deployed(dp="central", rounds=2, **PRIVATE)
+    asked: list[tuple[int, dict]] = []
+    Link(made, lambda node, request, reply: asked.append((request.config["round"], request.arrays)) or [(node, reply)])
+    real, drawn = Checkpoint.commit, []
+
+    def commit(self, server, completed, *rest):
+        if completed == 1:
+            drawn.append(wire.encode({"down": server}))
+            if len(drawn) == 1:
+                raise Killed
+        real(self, server, completed, *rest)
+
+    monkeypatch.setattr(Checkpoint, "commit", commit)
+    with pytest.raises(Killed):
+        made.server().go()
+    made.server().go()
+    assert drawn[0] != drawn[1]
+    assert [arrays for t, arrays in asked if t == 1 and arrays] == [drawn[1]] * 2
+
+
+def test_a_private_run_that_was_killed_hears_the_same_bytes_again(deployed, monkeypatch):
+    made = deployed(dp="local", rounds=2, **PRIVATE)
     seen: list[tuple[int, dict]] = []
     sums: list[list[bytes]] = []
     Link(made, lambda node, request, reply: seen.append((node, dict(reply.arrays))) or [(node, reply)])

@@ -77,6 +77,10 @@ def told(begin):
     return ask
 
 
+def test_a_simulation_says_that_its_noise_is_simulated(told):
+    assert told(dp="local", dp_noise=1.0)["noise"].startswith("simulated: floating-point numbers from the seed")
+
+
 # What it costs
 
 

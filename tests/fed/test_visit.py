@@ -7,7 +7,6 @@ import pytest
 
 from priory.core import rng
 from priory.fed import screen, visit
-from priory.fed.channel import RandomK
 from priory.fed.privacy import Noised
 from priory.methods.fedavg import FedAvg
 from priory.models.model import Params
@@ -32,17 +31,6 @@ def visited(channel=None, down: Params = DOWN, uploads=True, **options):
 def same(one, other) -> bool:
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)
-
-
-@pytest.mark.parametrize("channel", [RandomK(0.5), Noised(1.0, 0.1)], ids=["compressed", "private"])
-def test_noise_comes_from_the_run_unless_a_client_has_a_secret(channel):
-    public, again, secret = (visited(channel, noise_root=root)[1].payload for root in (None, ROOT, rng.root(99)))
-    assert same(public, again)
-    assert not same(public, secret)
-
-
-def test_the_secret_decides_nothing_but_the_channel():
-    assert same(visited()[:4], visited(noise_root=rng.root(99))[:4])
 
 
 @pytest.mark.parametrize(

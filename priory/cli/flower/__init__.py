@@ -44,11 +44,18 @@ def _forget(argv: Sequence[str]) -> int:
     return forget.forget(argv)
 
 
+def _budget(argv: Sequence[str]) -> int:
+    from priory.cli.flower import budget
+
+    return budget.budget(argv)
+
+
 COMMANDS: Commands = {
     "init": ("write a Flower app that trains a method, to read, change and run with `flwr run`", _init),
     "up": ("start a whole federation on this machine, with TLS and keys, run it and take it down", _up),
     "keys": ("make certificates for a server and keys for its nodes", _keys),
     "status": ("tell how the server of a run stands", _status),
+    "budget": ("show what a client's answers under differential privacy cost, and set the total it allows", _budget),
     "forget": ("delete what a client keeps of its runs", _forget),
 }
 

@@ -58,6 +58,19 @@ def parse(command: str, argv: Sequence[str], rest: Sequence[Flag], text: str, wi
     return Asked(charters.make(built, dealt, settings), dealt, values["rest"])
 
 
+def privacy_of(charter: Charter) -> list[str]:
+    """Return what the charter's differential privacy costs, in a sentence; nothing without it."""
+    ledger = charter.ledger
+    if ledger is None:
+        return []
+    epsilon, whole = ledger.spent(ledger.rounds), f"{ledger.rounds} rounds cost ε = {ledger.spent(ledger.rounds):.4g}"
+    more = epsilon - ledger.spent_if_continuous
+    return [
+        f"{ledger.mode} differential privacy, {ledger.relation}: {whole} at δ = {ledger.delta:g}; {more:.2g} of ε is "
+        "for noise on a grid, by zCDP or its like, where numbers of infinite precision would do with less"
+    ]
+
+
 def _method_of(argv: Sequence[str]) -> tuple[str, list[str]]:
     """The method that is named among the flags, and the other flags."""
     rest = list(argv)

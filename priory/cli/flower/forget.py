@@ -10,8 +10,9 @@ from priory.core.errors import UsageError
 from priory.deploy import kept
 
 TEXT = (
-    "Delete what a client keeps on this machine: the states of its posterior, its personal models and the secret of "
-    "its noise, of one run or of all. What the server learned of it before cannot be taken back."
+    "Delete what a client keeps on this machine, of one run or of all: the states of its posterior, its personal "
+    "models, and answers that it stored. What the server learned of it cannot be taken back, so what its answers cost "
+    "stays on record (`priory flower budget`)."
 )
 DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "The state directory of the node.", placed="DIR")
 CLIENT = Flag("client", (), int, flags.REQUIRED, "Number of the client (partition-id of its node).")

@@ -34,6 +34,7 @@ def init(argv: Sequence[str]) -> int:
         "run it in Flower's simulation (pip install 'priory[flower-simulation]'):",
         f"  flwr run {directory} local --stream --federation-config 'num-supernodes={num}'",
         "and on a SuperLink as docs/deploy.md says",
+        *asked.privacy_of(wanted.charter),
     ]
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

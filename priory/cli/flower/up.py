@@ -76,6 +76,8 @@ def up(argv: Sequence[str]) -> int:
     operations = {"min-replies": chosen.min_replies, "timeout": chosen.timeout, "attempts": chosen.attempts}
     free = {"rounds": charter.settings.rounds, "seed": charter.settings.seed}
     told(f"{charter.name} on {wanted.federation.describe()}")
+    for line in asked.privacy_of(charter):
+        told(line)
     told(f"starting a server and {len(nodes)} nodes on 127.0.0.1{', with TLS and node keys' if chosen.secure else ''}")
     with progress.interruptible() as stop, _ended_by(signal.SIGTERM):
         try:

@@ -1,0 +1,242 @@
+"""What a client's answers under differential privacy have cost, over all runs, and the total that its owner allows.
+
+    STATE/client-3/budget.json    the total, and for each run what was answered; it outlives `forget`
+    STATE/client-3/budget.lock    held while it is looked at and changed
+
+One answer a round is what noise pays for. So a question is written down before it is worked on, and the digest of its
+noised answer before that leaves: the same question gets the same bytes again, and any other question of that round, an
+earlier round, or a round beyond the run's claim or the owner's total gets none. Two processes that are asked at once
+agree on the answer of the first.
+
+Under local privacy every answer costs ρ (zero-concentrated differential privacy), and ρ adds up over rounds and runs.
+Under central privacy a client trusts the server's noise, and a run costs what it claims from its first answer on. Until
+the owner sets a total, it is the claim of the first run: a server that invents further runs learns nothing.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from priory.core.errors import UsageError
+from priory.engine.accounting import Counted, Ledger, concentrated_epsilon
+from priory.store import write_atomically
+
+BUDGET, LOCK = "budget.json", "budget.lock"
+ROUNDING = 1e-9  # by how much the sum of what was claimed may miss the total
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a run's charter says of the cost of answers.
+
+    Attributes:
+        rho: Of one answer under local privacy; 0 under central.
+        answers: The most that a client gives in the run.
+        rounds: Rounds that the run's budget allows.
+        epsilon: Claim of the whole run.
+        delta: δ of the claim.
+    """
+
+    rho: float
+    answers: int
+    rounds: int
+    epsilon: float
+    delta: float
+
+
+def price_of(ledger: Ledger) -> Price:
+    """Return what answers cost under a charter's ledger."""
+    is_local, answers = ledger.mode == "local", ledger.rounds
+    if is_local and isinstance(ledger.spending, Counted):
+        answers = ledger.spending.most[ledger.rounds]
+    rho = 1 / (2 * ledger.noise**2) if is_local else 0.0
+    return Price(rho, answers, ledger.rounds, ledger.spent(ledger.rounds), ledger.delta)
+
+
+@dataclass
+class Spent:
+    """What one run has cost a client so far.
+
+    Attributes:
+        rho: Of all its answers, under local privacy.
+        epsilon: Claim of the run, under central privacy.
+        delta: δ of that claim.
+        answers: How many were given.
+        round: The last round that was answered.
+        question: Digest of its question.
+        reply: Digest of its answer; empty until there is one.
+    """
+
+    rho: float = 0.0
+    epsilon: float = 0.0
+    delta: float = 0.0
+    answers: int = 0
+    round: int = -1
+    question: str = ""
+    reply: str = ""
+
+
+@dataclass
+class Book:
+    """The contents of the file.
+
+    Attributes:
+        epsilon: The total; None until there is one.
+        delta: δ at which the total is meant.
+        owned: Whether the owner has set it; otherwise it is the claim of the first run.
+        runs: By name.
+    """
+
+    epsilon: float | None = None
+    delta: float = 0.0
+    owned: bool = False
+    runs: dict[str, Spent] = field(default_factory=dict)
+
+    def spent(self, rho: float = 0.0, epsilon: float = 0.0, delta: float = 0.0) -> float:
+        """Return ε of everything so far at the total's δ, and of so much more."""
+        rho += sum(run.rho for run in self.runs.values())
+        epsilon += sum(run.epsilon for run in self.runs.values())
+        left = self.delta - delta - sum(run.delta for run in self.runs.values())
+        if rho == 0.0:
+            return epsilon if left >= -ROUNDING * self.delta else float("inf")
+        return epsilon + concentrated_epsilon(rho, left) if left > 0 else float("inf")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The budget of one client.
+
+    Attributes:
+        place: Directory of the client, of all its runs.
+        client: Its number.
+    """
+
+    place: Path
+    client: int
+
+    def promise(self, run: str, t: int, question: str, price: Price) -> str:
+        """Spend what an answer costs; raise if it must not be given.
+
+        Args:
+            question: A digest of all that decides the answer.
+
+        Returns:
+            The digest of the answer, if it was given before; else "".
+        """
+        with self._changed() as book:
+            spent = book.runs.get(run, Spent())
+            if (spent.round, spent.question) == (t, question):
+                return spent.reply
+            self._check(book, run, t, price)
+            if price.rho:
+                spent.rho += price.rho
+            else:
+                spent.epsilon, spent.delta = price.epsilon, price.delta
+            spent.answers, spent.round, spent.question, spent.reply = spent.answers + 1, t, question, ""
+            book.runs[run] = spent
+            return ""
+
+    def settle(self, run: str, t: int, question: str, reply: str) -> str:
+        """Return the digest of the answer that may leave: this one, or one that another process had first."""
+        with self._changed() as book:
+            spent = book.runs.get(run, Spent())
+            if (spent.round, spent.question) != (t, question):
+                raise UsageError(f"Client {self.client} was asked another question meanwhile; it answers that one.")
+            spent.reply = spent.reply or reply
+            return spent.reply
+
+    def spent(self) -> float | None:
+        """Return ε of everything so far; None where nothing was answered under differential privacy."""
+        book = self.read()
+        return book.spent() if book.runs else None
+
+    def allow(self, epsilon: float, delta: float) -> None:
+        """Set the owner's total."""
+        if not epsilon >= 0:
+            raise UsageError(f"budget-epsilon={epsilon:g} is no budget; choose 0 to answer nothing, or more.")
+        if not 0 < delta < 1:
+            raise UsageError(f"budget-delta={delta:g} is no probability between 0 and 1; choose a small one, as 1e-5.")
+        with self._changed() as book:
+            book.epsilon, book.delta, book.owned = epsilon, delta, True
+
+    def read(self) -> Book:
+        """Return what is in the file; an empty book where there is none."""
+        path = self.place / BUDGET
+        try:
+            table: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+            runs = {name: _spent(line) for name, line in table.pop("runs", {}).items()}
+            book = Book(**table, runs=runs)
+            if not (isinstance(book.delta, float) and isinstance(book.epsilon, float | None)):
+                raise ValueError
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read ({error.strerror}), so nothing is answered; mend that.") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise UsageError(
+                f"{path} is damaged, so nothing is answered; put a copy of it back, or delete it, after which nobody "
+                "knows what was spent."
+            ) from None
+        return book
+
+    def _check(self, book: Book, run: str, t: int, price: Price) -> None:
+        """Raise unless an answer fits the run's claim and the total; without a total, the run's claim becomes it."""
+        spent, me = book.runs.get(run, Spent()), f"client {self.client}"
+        if not t < price.rounds:
+            raise UsageError(f"Round {t} is beyond the {price.rounds} that the privacy of {me} allows.")
+        if t <= spent.round:
+            raise UsageError(
+                f"{me.capitalize()} has answered round {spent.round} and its privacy allows one answer a round; "
+                "start a new run, if the owner's budget has room for one."
+            )
+        if spent.answers >= price.answers:
+            raise UsageError(
+                f"{me.capitalize()} has given {spent.answers} answers in this run, all that its claim of "
+                f"ε = {price.epsilon:.4g} counts."
+            )
+        if book.epsilon is None:
+            book.epsilon, book.delta = price.epsilon, price.delta
+        if price.rho:  # the rest of the run, so that none begins that cannot end
+            after = book.spent(rho=price.rho * (price.answers - spent.answers))
+        else:
+            after = book.spent() if spent.answers else book.spent(epsilon=price.epsilon, delta=price.delta)
+        if after > book.epsilon * (1 + ROUNDING):
+            whose = "its owner allows" if book.owned else "the first run claimed, and its owner has set no other"
+            raise UsageError(
+                f"{me.capitalize()} has spent ε = {book.spent():.4g} and would spend {after:.4g} by the end of this "
+                f"run, above the {book.epsilon:.4g} that {whose}; the owner raises it with `priory flower budget`."
+            )
+
+    @contextmanager
+    def _changed(self) -> Iterator[Book]:
+        """Hold the file, and write what was changed unless there was an error."""
+        path = self.place / BUDGET
+        try:
+            self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self.place / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written ({error.strerror}), so nothing is answered.") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            book = self.read()
+            before = asdict(book)
+            yield book
+            if asdict(book) != before:
+                write_atomically(path, json.dumps(asdict(book), indent=1) + "\n")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written ({error.strerror}), so nothing is answered.") from None
+        finally:
+            os.close(lock)
+
+
+def _spent(line: dict[str, Any]) -> Spent:
+    """Return a line of the file; raise ValueError if it is none."""
+    spent = Spent(**line)
+    numbers, texts = (spent.rho, spent.epsilon, spent.delta), (spent.question, spent.reply)
+    whole = all(type(number) is int for number in (spent.answers, spent.round))
+    if not (whole and all(isinstance(one, float) and one >= 0 for one in numbers) and all(map(str.isascii, texts))):
+        raise ValueError
+    return spent
