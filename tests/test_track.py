@@ -17,6 +17,7 @@ from priory.track.tracker import numbers
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning")
 
 SETTINGS = {"rounds": 4, "eval_every": 1, "model": "linear", "seed": 3}
+FIRST_FILE = 1000
 DIGITS = ["--data", "digits", "--partition", "iid", "--clients", "3", "--model", "linear"]
 DIGITS += ["--rounds", "4", "--eval-every", "1"]
 
@@ -38,6 +39,10 @@ def _settings_of_the_tools(tmp_path, monkeypatch, database):
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", tmp_path.name)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     monkeypatch.chdir(tmp_path)
+    # Files of one second are told apart by a counter, and TensorBoard reads 10 before 9.
+    from tensorboard.summary.writer import event_file_writer
+
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(FIRST_FILE))
 
 
 def told_to_tensorboard(path: Path) -> tuple[dict[str, list[tuple[int, float]]], dict[str, str]]:
