@@ -8,7 +8,11 @@ The processes are those of a real deployment, TLS and registered keys included; 
 happens inside the `with`, nothing runs after it: Flower's processes start others, some of them in sessions of their
 own, so each inherits a mark in its environment by which all are found again.
 
-Everything lies in the directory: certificates/, keys/, logs/, state.db, and home/ with Flower's own files.
+Apps run in processes that a SuperExec starts (`--isolation process`), which proves itself by a secret: otherwise
+whoever reaches a port of Flower's on this machine can take the place of the ServerApp or of a ClientApp. Where nginx is
+installed, nodes connect to a gateway that admits nothing but their requests, as they do on a real network.
+
+Everything is in the directory: certificates/, keys/, gateway/, logs/, state.db, and home/ with Flower's own files.
 """
 
 import contextlib
@@ -17,6 +21,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -29,6 +34,7 @@ from typing import Any, Literal, Self, cast
 import tomli_w
 
 from priory.core.errors import UsageError
+from priory.deploy.gateway import CONFIG, Traffic, find_nginx, write_gateway
 from priory.deploy.tls import check_certificates, write_authority, write_node_key
 
 Process = subprocess.Popen[bytes]
@@ -66,6 +72,7 @@ class Fleet:
         port: The SuperLink's port; the nodes take the ports after it. Free ones are found unless given.
         secure: Whether to use TLS and registered keys.
         environments: More environment variables, for each node.
+        traffic: What a gateway admits; without it, or without TLS or nginx, nodes connect to the SuperLink itself.
     """
 
     def __init__(
@@ -75,13 +82,16 @@ class Fleet:
         port: int | None = None,
         secure: bool = True,
         environments: Sequence[Mapping[str, str]] = (),
+        traffic: Traffic | None = None,
     ) -> None:
         self.directory, self.secure = directory.resolve(), secure
         self.node_configs, self.environments = list(map(pairs, nodes)), list(environments) or [{} for _ in nodes]
         if len(self.environments) != len(nodes):
             raise UsageError(f"{len(self.environments)} environments for {len(nodes)} nodes; give one for each node.")
-        self.port, *self.node_ports = take_ports(1 + len(nodes), port)
+        self._traffic, self._nginx = traffic, find_nginx() if secure and traffic else None
+        self.port, self.gateway_port, *self.node_ports = take_ports(2 + len(nodes), port)
         self.superlink: Process | None = None
+        self._started: list[Process] = []
         self.supernodes: list[Process | None] = [None for _ in nodes]
         self.keys = [self.directory / "keys" / f"client-{node}" for node in range(len(nodes))]
         self._token = hashlib.sha256(str(self.directory).encode()).hexdigest()[:16]
@@ -95,6 +105,8 @@ class Fleet:
             known = (self.directory / "state.db").exists()  # then the nodes may be, and their last end a crash
             self._prepare()
             self._start_superlink()
+            if self.has_gateway:
+                self._start_gateway()
             for key in self.keys if self.secure else ():
                 self._register(key)
             for node in range(len(self.supernodes)):
@@ -108,6 +120,11 @@ class Fleet:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def has_gateway(self) -> bool:
+        """Whether nodes connect to a gateway."""
+        return self._nginx is not None
 
     def submit(self, app: Path, run_config: Mapping[str, Any] | None = None) -> int:
         """The id of a new run of the Flower app in a directory; `run_config` overrides what its pyproject.toml sets."""
@@ -180,7 +197,15 @@ class Fleet:
         """The ids of all living processes, orphans included, or of those of "superlink", "node-0" or all "node-"."""
         mark = f"\0{MARK}={self._token}/{name}".encode() + (b"" if name in ("", "node-") else b"\0")
         pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-        return [pid for pid in pids if mark in b"\0" + _read(pid, "environ")]
+        found = [pid for pid in pids if mark in b"\0" + _read(pid, "environ")]
+        return found + [pid for pid in pids if name in ("", "gateway") and self._is_gateway(pid)]
+
+    def _is_gateway(self, pid: int) -> bool:
+        """Return whether a process is our nginx, which writes its title over its environment."""
+        try:
+            return _read(pid, "cmdline").startswith(b"nginx: ") and Path(f"/proc/{pid}/cwd").samefile(self._gateway)
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Ends all processes of this fleet, and raises if one survives."""
@@ -221,6 +246,9 @@ class Fleet:
         config = {"superlink": {"default": LINK, LINK: {"address": f"{HOST}:{self.port}", **trust}}}
         for place in ("home/command", "logs"):
             (self.directory / place).mkdir(parents=True, exist_ok=True)
+        if not self._secret.exists():
+            with os.fdopen(os.open(self._secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(32))
         (self.directory / "home/command/config.toml").write_text(tomli_w.dumps(config))
 
     def _start_superlink(self) -> None:
@@ -232,8 +260,47 @@ class Fleet:
             trust += ["--ssl-keyfile", str(certificates / "server.key")]
         where = ["--host", HOST, "--port", str(self.port), "--database", str(self.directory / "state.db")]
         offline = "--disable-runtime-dependency-installation"
-        self.superlink = self._start("superlink", {}, "flower-superlink", *where, *trust, offline)
+        self.superlink = self._start("superlink", {}, "flower-superlink", *where, *trust, *self._isolation, offline)
         self._await("superlink", self.superlink, "Uvicorn running on")
+        authority = ["--root-certificates", str(certificates / "ca.crt")] if self.secure else ["--insecure"]
+        self._start_superexec("superlink", self.superlink, self.port, {}, authority)
+
+    def _start_gateway(self) -> None:
+        """Start nginx in front of the SuperLink and wait until it listens."""
+        assert self._nginx is not None
+        assert self._traffic is not None
+        addresses = f"{HOST}:{self.gateway_port}", f"{HOST}:{self.port}"
+        write_gateway(self._gateway, self._traffic, self.directory / "certificates", *addresses, self._traffic.nodes)
+        # Started by root, nginx would work as a user who may not enter our directory.
+        rights = "daemon off; user root;" if os.geteuid() == 0 else "daemon off;"
+        arguments = ["-p", str(self._gateway), "-c", CONFIG, "-g", rights]
+        process = self._start("gateway", {}, self._nginx, *arguments, cwd=self._gateway)
+        deadline = time.monotonic() + START
+        while process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection((HOST, self.gateway_port), timeout=1.0):
+                return
+            time.sleep(0.05)
+        raise FlowerError(f"nginx was not ready; its log ends:\n{self._log('gateway')[-2000:]}")
+
+    def _start_superexec(
+        self, name: str, parent: Process, port: int, extra: Mapping[str, str], trust: Sequence[str]
+    ) -> None:
+        """Start the process that starts the apps of a SuperLink or a node, and ends with it."""
+        where = ["--runtime-api-address", f"{HOST}:{port}", "--parent-pid", str(parent.pid), *trust]
+        secret = ["--superexec-auth-secret-file", str(self._secret)]
+        self._start(name, extra, "flower-superexec", *where, *secret, goes_on=True)
+
+    @property
+    def _isolation(self) -> list[str]:
+        return ["--isolation", "process", "--superexec-auth-secret-file", str(self._secret)]
+
+    @property
+    def _secret(self) -> Path:
+        return self.directory / "superexec.secret"
+
+    @property
+    def _gateway(self) -> Path:
+        return self.directory / "gateway"
 
     def _register(self, key: Path) -> None:
         """Makes a node's public key known to the SuperLink, unless it is."""
@@ -248,10 +315,13 @@ class Fleet:
         if self.secure:
             trust = ["--root-certificates", str(authority or self.directory / "certificates" / "ca.crt")]
             trust += ["--auth-supernode-private-key", str(key or self.keys[node])]
-        where = ["--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(self.node_ports[node])]
+        server = self.gateway_port if self.has_gateway else self.port
+        where = ["--superlink", f"{HOST}:{server}", "--host", HOST, "--port", str(self.node_ports[node])]
         config = ["--node-config", self.node_configs[node]] if self.node_configs[node] else []
         name, extra = f"node-{node}", self.environments[node]
-        self.supernodes[node] = self._start(name, extra, "flower-supernode", *where, *trust, *config)
+        process = self._start(name, extra, "flower-supernode", *where, *trust, *self._isolation, *config)
+        self.supernodes[node] = process
+        self._start_superexec(name, process, self.node_ports[node], extra, ["--insecure"])
 
     def _await_node(self, node: int, patience: float, *trust: Path | None) -> None:
         """Waits until the SuperLink has accepted a node, which is started anew until then or until patience ends."""
@@ -276,14 +346,29 @@ class Fleet:
         fate = f"was not ready after {START:.0f} s" if code is None else f"ended with exit code {code}"
         raise FlowerError(f"{name} {fate}; its log ends:\n{self._log(name)[-2000:]}")
 
-    def _start(self, name: str, extra: Mapping[str, str], program: str, *arguments: str) -> Process:
-        """A new process in a session of its own, writing to its log."""
+    def _start(
+        self,
+        name: str,
+        extra: Mapping[str, str],
+        program: str,
+        *arguments: str,
+        goes_on: bool = False,
+        cwd: Path | None = None,
+    ) -> Process:
+        """Start a process in a session of its own, writing to the log of that name.
+
+        Args:
+            goes_on: Whether it writes to the log of a process that runs.
+        """
         path = self.directory / "logs" / f"{name}.log"
-        self._log_starts[name] = path.stat().st_size if path.exists() else 0
+        if not goes_on:
+            self._log_starts[name] = path.stat().st_size if path.exists() else 0
         with path.open("ab") as log:
             output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
             command, environment = [_executable(program), *arguments], {**self._environment(name), **extra}
-            return Process(command, cwd=self.directory, env=environment, start_new_session=True, **output)
+            process = Process(command, cwd=cwd or self.directory, env=environment, start_new_session=True, **output)
+        self._started.append(process)
+        return process
 
     def _end(self, name: str, how: signal.Signals) -> None:
         """Sends a signal once to each process of that name, new ones included, until all are gone or `STOP` is over."""
@@ -294,7 +379,7 @@ class Fleet:
                     os.kill(pid, how)
             told |= set(alive)
             time.sleep(0.05)
-        for process in filter(None, (self.superlink, *self.supernodes)):
+        for process in self._started:
             if process.poll() is None and process.pid in told - set(alive):
                 process.wait()  # it is ending; this takes it off the kernel's books
 
@@ -354,7 +439,7 @@ def pairs(config: Mapping[str, Any]) -> str:
 
 def _executable(name: str) -> str:
     """The path of a program of Flower's, which is installed next to Python."""
-    path = Path(sys.executable).parent / name
+    path = Path(sys.executable).parent / name  # an absolute name stays as it is
     if not path.exists():
         raise UsageError(f"{name} is not installed next to {sys.executable}; pip install 'priory[flower]' brings it.")
     return str(path)

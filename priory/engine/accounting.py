@@ -49,6 +49,7 @@ from priory.fed.shard import Shards
 ORDERS = 1 + np.geomspace(1e-2, 1e5, 4000)  # Rényi orders, so dense that the best is within 1e-5 of the best of all
 GRID_BITS = 30  # the grid of a deployment's noise is so many halvings of σ, and a factor below 2, apart
 STEPS = 10  # halvings of a factor of 2 when noise is solved for: it is at most 0.07 % more than necessary
+RARE = 1e-6  # probability that a client is drawn more often than is counted where cohorts are known
 SIMULATED = "simulated: floating-point numbers from the seed of the run, which protect nobody"
 UNCOVERED = (
     "not covered: evaluations, and the figures of a round, which the simulator tells of clients in the clear; a "
@@ -131,6 +132,11 @@ class Poisson:
     accountant: str = "privacy loss distribution of the truncated Poisson-subsampled Gaussian (dp-accounting)"
 
     @property
+    def share(self) -> float:
+        """The share of rounds that a client is drawn in."""
+        return self.probability
+
+    @property
     def displaces(self) -> float:
         """The probability that a client is drawn where the others fill the capacity already."""
         return float(self.probability * scipy.stats.binom.sf(self.capacity - 1, self.num_clients - 1, self.probability))
@@ -147,6 +153,11 @@ class WithoutReplacement:
     cohort: int
     amplified: bool = True
     accountant: str = "Rényi DP of the Gaussian sampled without replacement, or no sampling if less (dp-accounting)"
+
+    @property
+    def share(self) -> float:
+        """The share of rounds that a client is drawn in."""
+        return self.cohort / self.num_clients
 
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
         if rounds == 0:
@@ -218,6 +229,17 @@ class Ledger:
             spending = Counted(spending.most)
         return spending.epsilon(self.noise, self.rounds, self.delta)
 
+    def spent_if_cohorts_are_known(self, rounds: int) -> float | None:
+        """Return ε after so many rounds against someone who learns every cohort; None without amplification.
+
+        A client pays for each round that it takes part in. All take part in at most so many, but with probability 1e-6.
+        """
+        sampled = self.spending.sampled if isinstance(self.spending, OnGrid) else self.spending
+        if not isinstance(sampled, Poisson | WithoutReplacement):
+            return None
+        most = int(scipy.stats.binom.isf(RARE / sampled.num_clients, rounds, sampled.share))
+        return Concentrated(tuple(range(most + 1))).epsilon(self.noise, most, self.delta)
+
     def channel(self, canaries: privacy.Canaries | None = None) -> privacy.Private:
         """The uplink that releases so."""
         if self.mode == "local":
@@ -229,6 +251,7 @@ class Ledger:
         return {
             "mode": self.mode,
             "epsilon": self.spent(rounds),
+            "epsilon_if_cohorts_known": self.spent_if_cohorts_are_known(rounds),
             "delta": self.delta,
             "budget": self.budget,
             "rounds_allowed": self.rounds,

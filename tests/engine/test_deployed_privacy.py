@@ -84,6 +84,27 @@ def test_noise_that_is_solved_for_keeps_the_budget(options):
     assert "discrete" in ledger.spending.accountant
 
 
+def test_a_known_cohort_costs_what_its_busiest_client_pays():
+    """1000 clients, 100 in a round, 200 rounds: a claim of ε = 4 is about 20 for who knows the cohorts."""
+    sampled = Poisson(1000, 0.1, 180)
+    ledger = dataclasses.replace(
+        charter(dp="central", dp_noise=1.0).ledger, spending=OnGrid(sampled, 10), rounds=200, delta=DELTA,
+        noise=accounting.solve_noise(sampled, 4.0, DELTA, 200),
+    )  # fmt: skip
+    assert ledger.spent(200) <= 4.01
+    rng = np.random.default_rng(0)
+    busiest = rng.binomial(200, 0.1, (20, 1000)).max()  # of 20 runs; the bound holds but for one in a million
+    least = Concentrated(tuple(range(busiest + 1))).epsilon(ledger.noise, busiest, DELTA)
+    known = ledger.spent_if_cohorts_are_known(200)
+    assert 15 < least <= known < 1.3 * least
+    assert ledger.summary(200)["epsilon_if_cohorts_known"] == known
+
+
+@pytest.mark.parametrize("options", [{"dp": "local"}, {"dp": "central"}])
+def test_without_amplification_nothing_rests_on_unknown_cohorts(options):
+    assert charter(dp_noise=1.0, **options).ledger.spent_if_cohorts_are_known(3) is None
+
+
 def test_a_method_that_bounds_its_message_pays_for_rounding():
     made = charter("fedbnn", dp="local", dp_noise=2.0)
     assert made.public is not None

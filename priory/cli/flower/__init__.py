@@ -32,6 +32,12 @@ def _keys(argv: Sequence[str]) -> int:
     return keys.keys(argv)
 
 
+def _gateway(argv: Sequence[str]) -> int:
+    from priory.cli.flower import gateway
+
+    return gateway.gateway(argv)
+
+
 def _status(argv: Sequence[str]) -> int:
     from priory.cli.flower import status
 
@@ -54,6 +60,7 @@ COMMANDS: Commands = {
     "init": ("write a Flower app that trains a method, to read, change and run with `flwr run`", _init),
     "up": ("start a whole federation on this machine, with TLS and keys, run it and take it down", _up),
     "keys": ("make certificates for a server and keys for its nodes", _keys),
+    "gateway": ("write a configuration for nginx that admits requests of nodes alone", _gateway),
     "status": ("tell how the server of a run stands", _status),
     "budget": ("show what a client's answers under differential privacy cost, and set the total it allows", _budget),
     "forget": ("delete what a client keeps of its runs", _forget),

@@ -63,12 +63,14 @@ def privacy_of(charter: Charter) -> list[str]:
     ledger = charter.ledger
     if ledger is None:
         return []
-    epsilon, whole = ledger.spent(ledger.rounds), f"{ledger.rounds} rounds cost ε = {ledger.spent(ledger.rounds):.4g}"
-    more = epsilon - ledger.spent_if_continuous
-    return [
-        f"{ledger.mode} differential privacy, {ledger.relation}: {whole} at δ = {ledger.delta:g}; {more:.2g} of ε is "
-        "for noise on a grid, by zCDP or its like, where numbers of infinite precision would do with less"
+    epsilon, known = ledger.spent(ledger.rounds), ledger.spent_if_cohorts_are_known(ledger.rounds)
+    lines = [
+        f"{ledger.mode} differential privacy, {ledger.relation}: {ledger.rounds} rounds cost ε = {epsilon:.4g} at "
+        f"δ = {ledger.delta:g}, of which {epsilon - ledger.spent_if_continuous:.2g} are for noise on a grid"
     ]
+    if known is not None:
+        lines.append(f"for anyone who learns which clients take part in each round, ε = {known:.4g} (docs/security.md)")
+    return lines
 
 
 def _method_of(argv: Sequence[str]) -> tuple[str, list[str]]:

@@ -20,14 +20,15 @@ from priory.deploy import charter as charters
 from priory.deploy import examples
 from priory.deploy.app import package_of, write_app
 from priory.deploy.charter import Charter
+from priory.deploy.gateway import find_nginx, traffic_of
 from priory.deploy.journal import EVENTS, STATUS, read_events, read_status
 from priory.deploy.processes import Fleet, FlowerError
 from priory.store import RunDirectory
 
 TEXT = (
-    "Start a federation on this machine: a SuperLink, a SuperNode for each client with rows of its own, TLS "
-    "certificates and node keys; run the method on it, show how it goes, and take everything down again. What died is "
-    "started again, and the same command goes on with a run that was stopped."
+    "Start a federation on this machine: a SuperLink, behind a gateway where nginx is installed, a SuperNode for each "
+    "client with rows of its own, TLS certificates and node keys; run the method on it, show how it goes, and take "
+    "everything down again. What died is started again, and the same command goes on with a run that was stopped."
 )
 FAILED = 1
 LOOK = 1.0  # seconds between two looks
@@ -43,7 +44,7 @@ class Options:
     Attributes:
         nodes: How many clients, each on a node of its own; all natural ones of the data by default.
         out: Directory for everything; runs/flower-METHOD-DATA by default.
-        port: First of the ports, one for the server and one for each node; free ones by default.
+        port: First of the ports: one for the server, one for its gateway, one for each node; free ones by default.
         secure: Use TLS and node keys.
         min_replies: Usable replies that a round needs; 0 for half of those asked.
         timeout: Seconds that a round waits for replies.
@@ -79,10 +80,14 @@ def up(argv: Sequence[str]) -> int:
     for line in asked.privacy_of(charter):
         told(line)
     told(f"starting a server and {len(nodes)} nodes on 127.0.0.1{', with TLS and node keys' if chosen.secure else ''}")
+    if chosen.secure and find_nginx() is None:
+        told("nginx is not installed, so nodes connect to the SuperLink itself and not, as they should, to a gateway")
     with progress.interruptible() as stop, _ended_by(signal.SIGTERM):
         try:
-            with Fleet(place / "flower", nodes, port=chosen.port, secure=chosen.secure) as fleet:
-                told(f"server on port {fleet.port}, nodes {', '.join(map(str, fleet.node_ids))}")
+            traffic = traffic_of(charter)
+            with Fleet(place / "flower", nodes, port=chosen.port, secure=chosen.secure, traffic=traffic) as fleet:
+                gateway = f", behind a gateway on port {fleet.gateway_port}" if fleet.has_gateway else ""
+                told(f"server on port {fleet.port}{gateway}, nodes {', '.join(map(str, fleet.node_ids))}")
                 code = _watched(fleet, app, free | operations | {"out": str(server)}, server, stop, told)
         except FlowerError as error:
             raise UsageError(
