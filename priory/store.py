@@ -15,7 +15,8 @@ import tomllib
 import weakref
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -407,11 +408,31 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"out={str(path)!r} cannot be written ({reason}); choose a directory that can.")
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file so that a reader sees the old content or the new one, never a part."""
+def private_directory(path: Path, ours: bool = True) -> None:
+    """Make a directory that only its owner can enter, and the parents that it lacks.
+
+    Args:
+        ours: Whether a directory that exists already is closed to others too. If it is not ours, this is done only
+            while it is empty.
+    """
+    for place in (*reversed(path.parents), path):
+        if not place.is_dir():
+            place.mkdir(mode=0o700, exist_ok=True)
+    if path.stat().st_mode & 0o077 and (ours or not any(path.iterdir())):
+        with suppress(PermissionError):  # it belongs to another user, or its file system has no modes
+            path.chmod(0o700)
+
+
+def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+    """Replace a file so that a reader sees the old content or the new one, never a part.
+
+    Args:
+        mode: Permissions of the new file, from which the umask takes away as usual; 0o600 for secrets.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as handle:
+        temporary.unlink(missing_ok=True)  # the mode is that of a new file only
+        with open(temporary, "wb", opener=partial(os.open, mode=mode)) as handle:
             handle.write(content.encode() if isinstance(content, str) else content)
             handle.flush()
             os.fsync(handle.fileno())

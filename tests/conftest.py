@@ -89,6 +89,14 @@ def file_of(item: pytest.Item) -> str:
     return item.nodeid.split("::")[0]
 
 
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """Let new files and directories be open to everybody who is not kept out on purpose."""
+    before = os.umask(0o000)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(autouse=True)
 def optimised(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compile a test that is marked so with all optimisations."""

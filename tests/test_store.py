@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from priory import store
 from priory.core.errors import UsageError
-from priory.store import Checkpoint, RecordStore, RunDirectory, TrialDirectory, write_atomically
+from priory.store import Checkpoint, RecordStore, RunDirectory, TrialDirectory, private_directory, write_atomically
 
 LIKE = {"n": np.int32(0), "on": np.bool_(False), "w": np.zeros((2, 3), np.float32)}
 SERVER = {"w": np.zeros(4, np.float32)}
@@ -321,3 +322,39 @@ def test_scores_of_trials_that_are_damaged_are_refused(tmp_path):
     (kept.path / "scores.json").write_text("{")
     with pytest.raises(UsageError, match=r"scores\.json is damaged; delete it"):
         kept.scores()
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_private_directory_and_the_parents_it_lacks_are_closed_to_others(tmp_path, open_umask):
+    (tmp_path / "theirs").mkdir(mode=0o755)
+    private_directory(tmp_path / "theirs" / "a" / "b")
+    assert [mode(tmp_path / "theirs" / name) for name in ("", "a", "a/b")] == [0o755, 0o700, 0o700]
+
+
+@pytest.mark.parametrize(("ours", "full", "after"), [(True, True, 0o700), (False, False, 0o700), (False, True, 0o755)])
+def test_a_directory_that_exists_is_closed_if_it_is_ours_or_empty(tmp_path, ours, full, after):
+    place = tmp_path / "place"
+    place.mkdir(mode=0o755)
+    if full:
+        (place / "file").touch()
+    private_directory(place, ours)
+    assert mode(place) == after
+
+
+def test_a_file_in_the_place_of_a_private_directory_is_left_alone(tmp_path):
+    (tmp_path / "file").touch(mode=0o644)
+    with pytest.raises(FileExistsError):
+        private_directory(tmp_path / "file")
+    assert mode(tmp_path / "file") == 0o644
+
+
+def test_a_secret_file_was_never_open_to_others(tmp_path, open_umask, monkeypatch):
+    path, seen = tmp_path / "secret", []
+    path.write_text("readable by all")
+    (tmp_path / f".secret.{os.getpid()}").touch(mode=0o644)  # left behind by a process that died
+    monkeypatch.setattr(os, "fsync", lambda handle: seen.append(stat.S_IMODE(os.fstat(handle).st_mode)))
+    write_atomically(path, "hidden", mode=0o600)
+    assert (seen[0], mode(path)) == (0o600, 0o600)

@@ -24,7 +24,7 @@ from typing import Any
 
 from priory.core.errors import UsageError
 from priory.engine.accounting import Counted, Ledger, concentrated_epsilon
-from priory.store import write_atomically
+from priory.store import private_directory, write_atomically
 
 BUDGET, LOCK = "budget.json", "budget.lock"
 ROUNDING = 1e-9  # by how much the sum of what was claimed may miss the total
@@ -215,7 +215,7 @@ class Budget:
         """Hold the file, and write what was changed unless there was an error."""
         path = self.place / BUDGET
         try:
-            self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_directory(self.place)
             lock = os.open(self.place / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         except OSError as error:
             raise UsageError(f"{path} cannot be written ({error.strerror}), so nothing is answered.") from None

@@ -158,7 +158,7 @@ class Client:
         source = Source(self.charter.name, "personalise", text, str(self.number), rounds)
         model = PersonalModel(self.charter.method, self._task, posterior, self.charter.form, key, source)
         shutil.rmtree(kept.model, ignore_errors=True)
-        kept.place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kept.make_place()
         save_model(model, kept.model)
 
     @property

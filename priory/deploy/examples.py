@@ -10,7 +10,7 @@ import numpy as np
 from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.data.rows import read_rows
-from priory.store import write_atomically
+from priory.store import private_directory, write_atomically
 
 if TYPE_CHECKING:
     from priory.deploy.charter import Charter
@@ -83,12 +83,12 @@ def of_client(federation: Federation, client: int) -> Examples:
 
 
 def save(examples: Examples, path: Path) -> None:
-    """Write a client's rows to a file that `load` reads."""
+    """Write a client's rows to a file that `load` reads and other users do not."""
     arrays = {name: getattr(examples, name) for name in ARRAYS if getattr(examples, name) is not None}
     written = io.BytesIO()
     np.savez_compressed(written, **arrays)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, written.getvalue())
+    private_directory(path.parent, ours=False)
+    write_atomically(path, written.getvalue(), mode=0o600)
 
 
 def load(path: str | Path) -> Examples:

@@ -27,7 +27,7 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.deploy.exchange import Reply
 from priory.deploy.wire import pack, unpack
-from priory.store import sync_directory, write_atomically
+from priory.store import private_directory, sync_directory, write_atomically
 
 NAME = re.compile(r"state-(\d{8})\.safetensors")
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -64,6 +64,11 @@ class Kept:
         """Where the personal model goes."""
         return self.place / MODEL
 
+    def make_place(self) -> None:
+        """Make the directory of this run; other users of the machine can enter neither it nor those of other runs."""
+        for place in (self.place.parent, self.place):
+            private_directory(place)
+
     def read(self, t: int, like: Any) -> tuple[Any, int]:
         """The record that round t starts from and its generation; zeros and 0 for a client that has not joined.
 
@@ -87,8 +92,8 @@ class Kept:
         packed = {name or ".": np.asarray(array, order="C") for name, array in pack(record).items()}
         told = {"generation": str(generation), "came_from": str(came_from), "sha256": _checksum(packed)}
         try:
-            self.place.mkdir(mode=0o700, parents=True, exist_ok=True)  # nobody else on this machine
-            write_atomically(self._path(generation), save(packed, {**self._identity(), **told}))
+            self.make_place()
+            write_atomically(self._path(generation), save(packed, {**self._identity(), **told}), mode=0o600)
         except OSError as error:
             raise UsageError(
                 f"Client {self.client} cannot keep its state in {self.place} ({error.strerror}); make room, and the "
@@ -110,9 +115,9 @@ class Kept:
         raw = save(arrays, {"config": json.dumps(dict(reply.config))})
         digest = hashlib.sha256(raw).hexdigest()
         try:
-            self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.make_place()
             path = self._reply(digest)
-            write_atomically(path, raw)
+            write_atomically(path, raw, mode=0o600)
         except OSError as error:
             raise UsageError(
                 f"Client {self.client} cannot store its answer in {self.place} ({error.strerror}); make room, and it "
@@ -180,7 +185,7 @@ def secret_in(path: Path) -> Key:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if not path.exists():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_directory(path.parent, ours=False)
             draft.touch(mode=0o600)  # before anything is in it
             with draft.open("w") as handle:
                 handle.write(secrets.token_hex(16) + "\n")

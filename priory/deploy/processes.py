@@ -12,7 +12,8 @@ Apps run in processes that a SuperExec starts (`--isolation process`), which pro
 whoever reaches a port of Flower's on this machine can take the place of the ServerApp or of a ClientApp. Where nginx is
 installed, nodes connect to a gateway that admits nothing but their requests, as they do on a real network.
 
-Everything is in the directory: certificates/, keys/, gateway/, logs/, state.db, and home/ with Flower's own files.
+The directory, which only its owner can enter, contains certificates/, keys/, gateway/, logs/, state.db, and home/ with
+Flower's own files.
 """
 
 import contextlib
@@ -36,6 +37,7 @@ import tomli_w
 from priory.core.errors import UsageError
 from priory.deploy.gateway import CONFIG, Traffic, find_nginx, write_gateway
 from priory.deploy.tls import check_certificates, write_authority, write_node_key
+from priory.store import private_directory
 
 Process = subprocess.Popen[bytes]
 State = Literal["pending", "starting", "running", "finished", "failed", "stopped"]
@@ -222,7 +224,7 @@ class Fleet:
 
     def _hold(self) -> None:
         """Keeps other fleets off the directory, for as long as this process lives."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        private_directory(self.directory, ours=(self.directory / "lock").exists())
         self._lock = os.open(self.directory / "lock", os.O_CREAT | os.O_RDWR, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -366,7 +368,9 @@ class Fleet:
         with path.open("ab") as log:
             output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
             command, environment = [_executable(program), *arguments], {**self._environment(name), **extra}
-            process = Process(command, cwd=cwd or self.directory, env=environment, start_new_session=True, **output)
+            how: dict[str, Any] = {"cwd": cwd or self.directory, "env": environment, "start_new_session": True}
+            # Flower gives files the modes that the umask allows, its state.db with clients' weights among them.
+            process = Process(command, umask=0o077, **how, **output)
         self._started.append(process)
         return process
 

@@ -321,3 +321,16 @@ def test_up_deals_every_node_its_own_rows_and_no_others(taken, capsys):
     rows = [{row.tobytes() for row in np.load(f"here/nodes/{node}/rows.npz")["x"]} for node in (0, 1)]
     assert rows[0]
     assert len(rows[0] & rows[1]) < 5  # a few images are there twice
+
+
+def test_up_keeps_other_users_out(taken, capsys, open_umask):
+    complaint([*UP, "--port", str(taken)], capsys)
+    modes = {
+        name: stat.S_IMODE(Path(name).stat().st_mode) for name in ("here", "here/nodes/1", "here/nodes/1/rows.npz")
+    }
+    assert modes == {"here": 0o700, "here/nodes/1": 0o700, "here/nodes/1/rows.npz": 0o600}
+
+
+def test_up_leaves_the_directory_of_runs_open(taken, capsys, open_umask):
+    complaint([*UP[:-1], "runs/here", "--port", str(taken)], capsys)
+    assert [stat.S_IMODE(Path(name).stat().st_mode) for name in ("runs", "runs/here")] == [0o777, 0o700]

@@ -1,5 +1,7 @@
 """A node's rows: dealt to it, or in a file of its own."""
 
+import stat
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,12 @@ def test_dealt_rows_come_back_as_they_were(tmp_path):
         np.testing.assert_array_equal(getattr(again, name), getattr(own, name))
         assert getattr(again, name).dtype == getattr(own, name).dtype
     assert again.scale is None
+
+
+def test_dealt_rows_are_for_their_owner_alone(tmp_path, open_umask):
+    save(of_client(small_federation(), 0), tmp_path / "node" / "rows.npz")
+    assert stat.S_IMODE((tmp_path / "node" / "rows.npz").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("damage", ["absent", "a directory", "empty", "text", "cut", "other arrays", "pickled"])

@@ -11,6 +11,7 @@ import pytest
 
 from priory.core.errors import UsageError
 from priory.deploy import kept as keeping
+from priory.deploy.exchange import Reply
 from priory.deploy.kept import Kept, forget, secret_in, secret_key
 
 
@@ -237,6 +238,20 @@ def test_there_is_nothing_to_forget_of_a_client_that_keeps_nothing(tmp_path):
         forget(tmp_path, 8)
 
 
-def test_what_a_client_keeps_can_be_read_by_nobody_else(kept):
+def test_what_a_client_keeps_is_for_its_owner_alone(tmp_path, open_umask):
+    kept = Kept(tmp_path / "state", 3, "run-1", "digest")
     after(kept, 1)
-    assert stat.S_IMODE(kept.place.stat().st_mode) == 0o700
+    kept.write_reply(Reply({}, {"x": b"1"}))
+    modes = {path.name.split("-")[0]: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state").rglob("*")}
+    assert modes == {"client": 0o700, "run": 0o700, "state": 0o600, "answer": 0o600}
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+
+
+def test_open_directories_of_a_client_are_closed_and_the_one_that_its_owner_made_is_not(tmp_path):
+    state = tmp_path / "state"
+    (state / "client-3" / "run-1").mkdir(parents=True)
+    for place in (state, state / "client-3", state / "client-3" / "run-1"):
+        place.chmod(0o755)
+    after(Kept(state, 3, "run-1", "digest"), 1)
+    places = (state, state / "client-3", state / "client-3" / "run-1")
+    assert [stat.S_IMODE(place.stat().st_mode) for place in places] == [0o755, 0o700, 0o700]

@@ -5,6 +5,7 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from priory.core.errors import UsageError
+from priory.deploy import processes
 from priory.deploy.processes import MARK, Fleet, FlowerError, pairs, take_ports
 from priory.deploy.tls import write_authority, write_node_key
 
@@ -234,6 +236,17 @@ def test_a_directory_has_one_fleet_at_a_time(tmp_path):
     first.close()
     second._hold()
     second.close()
+
+
+def test_what_flower_writes_is_for_its_owner_alone(tmp_path, open_umask, monkeypatch):
+    monkeypatch.setattr(processes, "_executable", lambda name: f"/bin/{name}")
+    fleet = Fleet(tmp_path / "fleet", [])
+    fleet._hold()
+    (fleet.directory / "logs").mkdir()
+    fleet._start("superlink", {}, "sh", "-c", "mkdir made; touch state.db").wait()
+    fleet.close()
+    modes = {name: stat.S_IMODE((fleet.directory / name).stat().st_mode) for name in ("", "made", "state.db")}
+    assert modes == {"": 0o700, "made": 0o700, "state.db": 0o600}
 
 
 def test_what_a_killed_owner_left_behind_is_found_again(tmp_path):

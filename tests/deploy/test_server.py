@@ -667,6 +667,25 @@ def test_cohorts_that_are_to_amplify_privacy_come_from_a_secret(deployed):
     assert stat.S_IMODE((made.place / "server" / "secret").stat().st_mode) == 0o600
 
 
+def test_the_run_directory_is_for_its_owner_alone(deployed, open_umask):
+    made = deployed(rounds=1)
+    out = made.place / "server"
+    made.server()
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+    out.chmod(0o755)  # as an earlier version left it
+    made.server()
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+
+
+def test_a_directory_with_files_of_others_stays_as_it_is(deployed):
+    made = deployed(rounds=1)
+    out = made.place / "server"
+    out.mkdir(mode=0o755)
+    (out / "thesis.tex").touch()
+    made.server()
+    assert stat.S_IMODE(out.stat().st_mode) == 0o755
+
+
 def test_cohorts_that_everybody_knows_amplify_nothing(deployed):
     made = deployed("ditto", num_clients=8, cohort=2, dp="central", rounds=9, **PRIVATE)
     ledger, server = made.charter.ledger, made.server()

@@ -23,7 +23,7 @@ from priory.deploy.charter import Charter
 from priory.deploy.gateway import find_nginx, traffic_of
 from priory.deploy.journal import EVENTS, STATUS, read_events, read_status
 from priory.deploy.processes import Fleet, FlowerError
-from priory.store import RunDirectory
+from priory.store import RunDirectory, check_writable, private_directory
 
 TEXT = (
     "Start a federation on this machine: a SuperLink, behind a gateway where nginx is installed, a SuperNode for each "
@@ -71,6 +71,9 @@ def up(argv: Sequence[str]) -> int:
     def told(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    check_writable(place)
+    place.parent.mkdir(parents=True, exist_ok=True)  # often runs/, which others may read
+    private_directory(place, ours=(place / "app").exists())
     app = _app(place, charter, wanted.federation.spec, chosen.secure)
     nodes = [_node(place, wanted.federation, client) for client in range(charter.question.num_clients)]
     server = place.resolve() / "server"
