@@ -90,6 +90,9 @@ class Attendance:
         except UsageError as error:
             self._turn_away(node, str(error))
             return
+        for other in [other for other, its in self.clients.items() if its == client and other != node]:
+            del self.clients[other]  # the client has a new key, and the node with the old one is still there
+            self.journal.tell("left", client=client, node=str(other))
         self.clients[node] = client
         self._turned_away.pop(node, None)
         examples = reply.config.get("examples")

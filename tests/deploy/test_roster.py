@@ -1,6 +1,8 @@
 """Who speaks for whom: a client belongs to one node, and keys decide where nodes have any."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -67,5 +69,55 @@ def test_an_operator_can_read_and_mend_it(tmp_path):
 )
 def test_a_damaged_file_is_refused_with_a_remedy(tmp_path, text):
     (tmp_path / "nodes.json").write_text(text)
-    with pytest.raises(UsageError, match=r"nodes\.json is damaged; delete it, and nodes are bound to clients anew"):
+    with pytest.raises(
+        UsageError, match=r"nodes\.json is damaged; delete it, and nodes are bound to clients as they come"
+    ):
         roster(tmp_path)
+
+
+def test_a_running_server_follows_a_client_that_was_given_to_another_node(tmp_path):
+    book = roster(tmp_path, authenticated=True)
+    for client, node in ((0, 7), (1, 8)):
+        book.bind(client, node, present=[7, 8])
+    roster(tmp_path, authenticated=True).rebind(0, 9)
+    with pytest.raises(UsageError, match="bound to node 9"):
+        book.bind(0, 7, present=[7, 8, 9])
+    book.bind(0, 9, present=[7, 8, 9])
+    book.bind(2, 5, present=[5])
+    assert json.loads((tmp_path / "nodes.json").read_text()) == {"0": "9", "1": "8", "2": "5"}
+
+
+def test_a_file_that_is_deleted_under_a_running_server_frees_no_client(tmp_path):
+    book = roster(tmp_path, authenticated=True)
+    book.bind(0, 7, present=[7])
+    (tmp_path / "nodes.json").unlink()
+    with pytest.raises(UsageError, match="bound to node 7"):
+        book.bind(0, 8, present=[8])
+
+
+def test_a_node_is_refused_while_the_file_is_damaged_and_nothing_is_overwritten(tmp_path):
+    book = roster(tmp_path, authenticated=True)
+    book.bind(0, 7, present=[7])
+    (tmp_path / "nodes.json").write_text("{")
+    with pytest.raises(UsageError, match="is damaged"):
+        book.bind(1, 8, present=[8])
+    assert (tmp_path / "nodes.json").read_text() == "{"
+
+
+BINDER = """
+import sys
+from pathlib import Path
+from priory.deploy.roster import Roster
+book = Roster.open(Path(sys.argv[1]), authenticated=True)
+for client in range(int(sys.argv[2]), int(sys.argv[3])):
+    book.bind(client, 100 + client, present=[])
+"""
+
+
+def test_two_processes_that_bind_at_once_lose_nothing(tmp_path):
+    started = [
+        subprocess.Popen([sys.executable, "-c", BINDER, str(tmp_path), str(first), str(first + 40)])
+        for first in (0, 40)
+    ]
+    assert [process.wait(60) for process in started] == [0, 0]
+    assert roster(tmp_path).bound == {client: 100 + client for client in range(80)}

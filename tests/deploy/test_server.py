@@ -21,6 +21,7 @@ from priory.deploy.exchange import Reply, Request
 from priory.deploy.journal import Journal, read_events, read_status
 from priory.deploy.kept import Kept
 from priory.deploy.loopback import Loopback
+from priory.deploy.roster import Roster
 from priory.deploy.server import _draw
 from priory.engine import accounting
 from priory.fed import visit
@@ -366,6 +367,23 @@ def test_a_client_passes_on_to_another_node_only_where_nodes_have_no_keys(deploy
     server.go()
     assert json.loads((made.place / "server" / "nodes.json").read_text())["1"] == ("101" if authenticated else "555")
     assert len(events(made, "turned away")) == authenticated
+
+
+def test_a_client_that_gets_a_new_key_during_a_run_goes_on_under_it(deployed):
+    made = deployed(rounds=3)
+
+    def change(node, request, reply):
+        if (node, request.kind, request.config["round"]) == (100, "train", 0):
+            made.clients[555] = made.clients[101]  # the old node is still there
+            Roster.open(made.place / "server", authenticated=True).rebind(1, 555)
+        return [(node, reply)]
+
+    link = Link(made, change)
+    made.server(authenticated=True).go()
+    assert link.trained() == [(0, [100, 101]), (1, [100, 555]), (2, [100, 555])]
+    assert [(one["client"], one["node"]) for one in events(made, "left")] == [(1, "101")]
+    assert [one["node"] for one in events(made, "turned away")] == ["101"]
+    assert [one["refused"] for one in lines(made)] == [{}] * len(lines(made))
 
 
 @pytest.mark.parametrize(
