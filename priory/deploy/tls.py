@@ -1,9 +1,9 @@
 """Keys and certificates for a federation over TLS: a private authority, one server certificate, one key for each node.
 
-    ca.crt               the authority's certificate; goes to every client, which trusts what it signed
+    ca.crt               the authority's certificate, for ten years; goes to every client, which trusts what it signed
     ca.key               the authority's key; stays with whoever runs the federation
-    server.pem, .key     what the server shows, signed by the authority
-    a node's key, .pub   how a client proves who it is; the .pub is registered with the server
+    server.pem, .key     what the server shows, signed by the authority for a year and renewed without the clients
+    a node's key, .pub   how a client proves who it is; the .pub is registered with the server (node_keys.py)
 
 `cryptography` comes with Flower, so it is imported where it is used.
 """
@@ -12,10 +12,12 @@ import datetime
 import ipaddress
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from priory.core.errors import UsageError
+from priory.store import private_directory, sync_directory
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -23,60 +25,133 @@ if TYPE_CHECKING:
 
 ALWAYS = ("localhost", "127.0.0.1")
 FILES = ("ca.crt", "ca.key", "server.pem", "server.key")
+DAYS, AUTHORITY_DAYS, SOON = 365, 3650, 30  # how long certificates are valid, and when to warn of their end
+RENEW = "renew the certificate with `priory flower keys renew {}`"
+NEW_SET = "make a new set in another directory, and give every node its ca.crt"
+EARLY = datetime.timedelta(minutes=10)  # for clients whose clocks are slow by as much as Flower allows
+Span = tuple[datetime.datetime, datetime.datetime]
 
 
 def write_authority(
-    directory: Path, hosts: Sequence[str] = (), days: int = 365, start: datetime.datetime | None = None
+    directory: Path, hosts: Sequence[str] = (), days: int = DAYS, start: datetime.datetime | None = None
 ) -> None:
-    """Writes a new authority and a server certificate signed by it: ca.crt, ca.key, server.pem, server.key.
+    """Write a new authority and a server certificate signed by it: ca.crt, ca.key, server.pem, server.key.
 
     Args:
         hosts: DNS names and IP addresses by which clients call the server; localhost and 127.0.0.1 are always added.
-        days: How long both certificates hold.
-        start: When they begin to hold; now, unless given.
+        days: How long the server certificate is valid; the authority is for ten years.
+        start: When they begin to be valid; now, unless given.
     """
     from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.x509.oid import ExtendedKeyUsageOID
+    from cryptography.hazmat.primitives import hashes
 
-    if days < 1:
-        raise UsageError(f"days={days} is no life for a certificate; choose 1 or more.")
+    if not 1 <= days <= AUTHORITY_DAYS:
+        raise UsageError(
+            f"days={days} does not fit a server certificate, which its authority of {AUTHORITY_DAYS} days has to "
+            f"outlive; choose 1 to {AUTHORITY_DAYS}."
+        )
     names = [_general_name(host) for host in dict.fromkeys([*ALWAYS, *hosts])]
     _refuse_to_overwrite(*(directory / name for name in FILES))
-    directory.mkdir(parents=True, exist_ok=True)
+    private_directory(directory, ours=False)
 
-    authority_key, server_key = _new_key(), _new_key()
-    # Ten minutes early, so that a client whose clock is slow by as much as Flower allows can connect at once.
-    begin = (start or datetime.datetime.now(datetime.UTC)) - datetime.timedelta(minutes=10)
-    span = begin, begin + datetime.timedelta(days=days)
+    begin, key = start or datetime.datetime.now(datetime.UTC), _new_key()
     authority = (
-        _blank("Priory authority", "Priory authority", authority_key, span)
+        _blank(_name("Priory authority"), _name("Priory authority"), key, _span(begin, AUTHORITY_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
-        .sign(authority_key, hashes.SHA384())
+        .sign(key, hashes.SHA384())
     )
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
-    server = (
-        _blank("Priory server", "Priory authority", server_key, span)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(issuer, critical=False)
-        .sign(authority_key, hashes.SHA384())
-    )
-    for name, certificate, key in (("ca.crt", authority, authority_key), ("server.pem", server, server_key)):
-        _write(directory / name, certificate.public_bytes(serialization.Encoding.PEM), secret=False)
-        _write((directory / name).with_suffix(".key"), _private_bytes(key, for_ssh=False), secret=True)
+    server, server_key = _server_certificate(names, authority.subject, key, _span(begin, days))
+    _write(directory / "ca.crt", _public_bytes(authority), secret=False)
+    _write(directory / "ca.key", _private_bytes(key, for_ssh=False), secret=True)
+    _write(directory / "server.pem", _public_bytes(server), secret=False)
+    _write(directory / "server.key", _private_bytes(server_key, for_ssh=False), secret=True)
+
+
+def renew_server_certificate(directory: Path, days: int = DAYS, now: datetime.datetime | None = None) -> None:
+    """Replace server.pem and server.key by a new certificate with the same names and a new key.
+
+    Both are written in full before the first replaces an old one. A crash between the two replacements leaves a pair
+    that `check_certificates` refuses, and calling this again completes it.
+    """
+    now = now or datetime.datetime.now(datetime.UTC)
+    if days < 1:
+        raise UsageError(f"days={days} is too short for a server certificate; choose 1 or more.")
+    missing = [name for name in ("ca.crt", "ca.key", "server.pem") if not (directory / name).is_file()]
+    if missing:
+        raise UsageError(
+            f"{directory} lacks {', '.join(missing)}, without which no server certificate is renewed; bring them here "
+            "from where they are kept, or make a new set in another directory."
+        )
+    authority, hosts = _read(directory / "ca.crt"), _hosts(_read(directory / "server.pem"))
+    key = _private_key(directory / "ca.key")
+    if not hosts:
+        raise UsageError(f"{directory / 'server.pem'} names no host; make a new set in another directory.")
+    if key.public_key() != authority.public_key():
+        raise UsageError(f"{directory / 'ca.key'} does not belong to ca.crt; take both from one authority.")
+    span, last = _span(now, days), authority.not_valid_after_utc
+    if span[1] > last:
+        left = (last - now).days
+        remedy = f"choose days={left} or less, or " if left > 0 else ""
+        raise UsageError(
+            f"{directory / 'ca.crt'} expires on {last:%Y-%m-%d}, before a server certificate of {days} days; "
+            f"{remedy}{NEW_SET}."
+        )
+    server, server_key = _server_certificate(hosts, authority.subject, key, span)
+    contents = {"server.key": _private_bytes(server_key, for_ssh=False), "server.pem": _public_bytes(server)}
+    for name, content in contents.items():
+        draft = directory / f".{name}.new"
+        draft.unlink(missing_ok=True)
+        _write(draft, content, secret=name == "server.key")
+    for name in contents:
+        (directory / f".{name}.new").replace(directory / name)
+    sync_directory(directory)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate in a directory.
+
+    Attributes:
+        path: Of its file, ca.crt or server.pem.
+        until: When it expires.
+        hosts: Which it is for; none in an authority's.
+    """
+
+    path: Path
+    until: datetime.datetime
+    hosts: tuple[str, ...]
+
+    def days(self, now: datetime.datetime | None = None) -> int:
+        """Return the whole days that are left; negative once it has expired."""
+        return (self.until - (now or datetime.datetime.now(datetime.UTC))).days
+
+    def warning(self, now: datetime.datetime | None = None) -> str | None:
+        """Return a sentence if it expires soon or has expired."""
+        if (days := self.days(now)) >= SOON:
+            return None
+        when = f"expires in {days} days, on" if days >= 0 else "expired on"
+        remedy = RENEW.format(self.path.parent) if self.path.name == "server.pem" else NEW_SET
+        return f"{self.path} {when} {self.until:%Y-%m-%d}; {remedy}."
+
+
+def certificates_in(directory: Path) -> list[Certificate]:
+    """Return the certificates of the authority and of the server, as far as they are there."""
+    paths = [path for path in (directory / "ca.crt", directory / "server.pem") if path.is_file()]
+    read = {path: _read(path) for path in paths}
+    return [
+        Certificate(path, one.not_valid_after_utc, tuple(str(name.value) for name in _hosts(one)))
+        for path, one in read.items()
+    ]
 
 
 def write_node_key(path: Path) -> None:
-    """Writes a new private key in OpenSSH's format, as a SuperNode wants it, and its public half beside it as .pub."""
+    """Write a new private key in OpenSSH's format, as a SuperNode wants it, and its public half next to it as .pub."""
     from cryptography.hazmat.primitives import serialization
 
     public = path.with_name(path.name + ".pub")
     _refuse_to_overwrite(path, public)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_directory(path.parent, ours=False)
     key = _new_key()
     _write(path, _private_bytes(key, for_ssh=True), secret=True)
     line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
@@ -84,7 +159,7 @@ def write_node_key(path: Path) -> None:
 
 
 def check_certificates(directory: Path, now: datetime.datetime | None = None) -> None:
-    """Returns nothing if a server can start with the certificates in a directory; otherwise says what is wrong.
+    """Raise unless a server can start with the certificates in a directory.
 
     The authority's key is not needed for that, so it may be kept elsewhere.
     """
@@ -100,7 +175,8 @@ def check_certificates(directory: Path, now: datetime.datetime | None = None) ->
         if now < first:
             raise UsageError(f"{directory / name} holds only from {first}, and it is {now}; set the clock or wait.")
         if now > last:
-            raise UsageError(f"{directory / name} expired on {last}, and it is {now}; write new certificates.")
+            remedy = NEW_SET if name == "ca.crt" else RENEW.format(directory)
+            raise UsageError(f"{directory / name} expired on {last}, and it is {now}; {remedy}.")
     try:
         server.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
@@ -108,10 +184,37 @@ def check_certificates(directory: Path, now: datetime.datetime | None = None) ->
             f"{directory / 'server.pem'} was not signed by the authority in ca.crt; "
             "take both from one authority, or write new certificates."
         ) from None
-    if _public_half(directory / "server.key") != server.public_key():
+    if _private_key(directory / "server.key").public_key() != server.public_key():
         raise UsageError(
-            f"{directory / 'server.key'} does not belong to server.pem; take both from one place, or write new ones."
+            f"{directory / 'server.key'} does not belong to server.pem; take both from one place, or "
+            f"{RENEW.format(directory)}."
         )
+
+
+def _server_certificate(
+    hosts: "list[x509.GeneralName]", issuer: "x509.Name", authority_key: Any, span: Span
+) -> "tuple[x509.Certificate, ec.EllipticCurvePrivateKey]":
+    """Sign a server certificate, and return it with its new key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    key = _new_key()
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    server = (
+        _blank(_name("Priory server"), issuer, key, span)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(signer, critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    return server, key
+
+
+def _span(start: datetime.datetime, days: int) -> Span:
+    return start - EARLY, start - EARLY + datetime.timedelta(days=days)
 
 
 def _general_name(host: str) -> "x509.GeneralName":
@@ -128,15 +231,15 @@ def _general_name(host: str) -> "x509.GeneralName":
 
 
 def _blank(
-    subject: str, issuer: str, key: "ec.EllipticCurvePrivateKey", span: tuple[datetime.datetime, datetime.datetime]
+    subject: "x509.Name", issuer: "x509.Name", key: "ec.EllipticCurvePrivateKey", span: Span
 ) -> "x509.CertificateBuilder":
-    """What both certificates share, before anybody signs."""
+    """Begin a certificate with what those of authority and server share."""
     from cryptography import x509
 
     return (
         x509.CertificateBuilder()
-        .subject_name(_name(subject))
-        .issuer_name(_name(issuer))
+        .subject_name(subject)
+        .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(span[0])
@@ -149,6 +252,14 @@ def _name(common: str) -> "x509.Name":
     from cryptography import x509
 
     return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, common)])
+
+
+def _hosts(certificate: "x509.Certificate") -> "list[x509.GeneralName]":
+    """Return the hosts that a certificate is for."""
+    from cryptography import x509
+
+    found = [one.value for one in certificate.extensions]
+    return [name for one in found if isinstance(one, x509.SubjectAlternativeName) for name in one]
 
 
 def _usage(signs_certificates: bool) -> "x509.KeyUsage":
@@ -183,6 +294,12 @@ def _private_bytes(key: "ec.EllipticCurvePrivateKey", for_ssh: bool) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
+def _public_bytes(certificate: "x509.Certificate") -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
 def _read(path: Path) -> "x509.Certificate":
     from cryptography import x509
 
@@ -192,12 +309,11 @@ def _read(path: Path) -> "x509.Certificate":
         raise UsageError(f"{path} holds no certificate in PEM format; write new certificates.") from None
 
 
-def _public_half(path: Path) -> object:
-    """The public key of the private key in a file."""
+def _private_key(path: Path) -> Any:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        return load_pem_private_key(path.read_bytes(), None).public_key()
+        return load_pem_private_key(path.read_bytes(), None)
     except (ValueError, TypeError):
         raise UsageError(f"{path} holds no unencrypted key in PEM format; write new certificates.") from None
 
@@ -212,3 +328,5 @@ def _write(path: Path, content: bytes, secret: bool) -> None:
     """Writes a new file; a secret one can never be read by others, not even for the moment before a `chmod`."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
