@@ -3,10 +3,12 @@
 import builtins
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
 import tomllib
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +16,15 @@ import pytest
 
 from priory.cli import main
 from priory.cli.flower import COMMANDS
+from priory.cli.flower import keys as keys_command
 from priory.deploy import charter as charters
 from priory.deploy.budget import Budget, Price
 from priory.deploy.journal import Journal
 from priory.deploy.kept import Kept
+from priory.deploy.node_keys import fingerprint, read_public
+from priory.deploy.roster import Roster
+from priory.deploy.tls import write_authority, write_node_key
+from tests.deploy.test_node_keys import FakeSuperLink
 
 DIGITS = ["--data", "digits", "--partition", "iid", "--model", "linear", "--rounds", "2"]
 CLIENTS = ["--clients", "2"]
@@ -53,14 +60,17 @@ def test_help_lists_its_commands(flag, capsys):
     [
         ("init", ["DIR", "--authenticated", "--out", "--data", "--rounds", "--dp"]),
         ("up", ["--nodes", "--port", "--secure", "--min-replies", "--data"]),
-        ("keys", ["DIR", "--nodes", "--host", "--days"]),
+        ("keys", ["DIR", "--nodes", "--host", "--days", "list", "renew", "revoke"]),
+        ("keys list", ["DIR", "--superlink", "--json"]),
+        ("keys renew", ["DIR", "--days", "--node", "--public", "--superlink", "--out"]),
+        ("keys revoke", ["DIR", "--node", "--superlink"]),
         ("status", ["DIR", "--json"]),
         ("forget", ["DIR", "--client", "--run", "--yes"]),
         ("budget", ["DIR", "--client", "--budget-epsilon", "--budget-delta", "--json"]),
     ],
 )
 def test_help_of_a_command_tells_its_flags(command, flags, capsys):
-    assert main(["flower", command, "--help"]) == 0
+    assert main(["flower", *command.split(), "--help"]) == 0
     shown = capsys.readouterr().out
     assert [flag for flag in flags if flag not in shown] == []
 
@@ -91,6 +101,16 @@ def test_what_only_a_simulation_has_is_no_flag(flag, capsys):
         (["keys", "keys", "--nodes", "-1"], "nodes=-1 is too small; choose 0 or more"),
         (["keys", "keys", "--days", "0"], "days=0"),
         (["keys", "keys", "--host", "not a host"], "not a host"),
+        (["keys", "list", "absent"], "absent holds neither certificates nor public keys; name the directory"),
+        (["keys", "renew", "absent"], "absent lacks ca.crt, ca.key, server.pem, without which no server certificate"),
+        (["keys", "renew", "absent", "--public", "x.pub"], "public='x.pub' is for the key of a node; give --node"),
+        (["keys", "renew", "absent", "--out", "x"], "out='x' is for the key of a node; give --node client-0"),
+        (["keys", "renew", "absent", "--node", "client-0", "--days", "9"], "days=9 is for the server certificate"),
+        (["keys", "renew", "absent", "--node", "client-0"], "none is named; give --superlink NAME"),
+        (["keys", "renew", "keys", "--node", "x", "--superlink", "s"], "node='x' is not the name of a client's key"),
+        (["keys", "renew", "keys", "--node", "client-0", "--out", "x"], "out='x' has no nodes.json"),
+        (["keys", "revoke", "keys", "--superlink", "s"], "node is missing, and only keys of nodes can be revoked"),
+        (["keys", "revoke", "keys", "--node", "client-0"], "none is named; give --superlink NAME"),
         (["status", "absent"], "status.json cannot be read (No such file or directory)"),
         (["forget", "absent", "--client", "3"], "is no directory, so there is nothing to forget"),
         (["budget", "state", "--client", "-1"], "client=-1 is no client's number"),
@@ -146,6 +166,159 @@ def test_keys_are_never_overwritten(capsys):
     capsys.readouterr()
     complaint(["keys", "keys"], capsys)
     assert Path("keys/ca.key").read_bytes() == before
+
+
+def test_a_directory_with_the_name_of_a_command_is_written_with_its_place(capsys):
+    assert main(["flower", "keys", "./list"]) == 0
+    assert Path("list/ca.crt").exists()
+
+
+def listed(capsys, *argv):
+    """The exit code and the JSON object of `keys list`."""
+    code = main(["flower", "keys", "list", "keys", "--json", *argv])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def made(capsys):
+    """A set of keys for two nodes."""
+    assert main(["flower", "keys", "keys", "--nodes", "2", "--host", "fed.example.org"]) == 0
+    capsys.readouterr()
+
+
+def test_list_shows_certificates_and_keys_and_when_they_expire(made, capsys):
+    assert main(["flower", "keys", "list", "keys"]) == 0
+    authority, server, first, second = capsys.readouterr().out.splitlines()
+    assert authority.startswith("ca.crt      until 20")
+    assert authority.endswith(", 3649 days")
+    assert server.endswith(", 364 days  localhost, 127.0.0.1, fed.example.org")
+    assert first == f"client-0    {fingerprint(read_public(Path('keys/client-0.pub')))}"
+    assert second.startswith("client-1    SHA256:")
+    assert "BEGIN" not in "".join((authority, server, first, second))
+
+
+def test_list_is_one_json_object_for_monitors(made, capsys):
+    code, table = listed(capsys)
+    assert (code, table["warnings"]) == (0, [])
+    assert [(one["file"], one["days"], one["hosts"]) for one in table["certificates"]] == [
+        ("ca.crt", 3649, []),
+        ("server.pem", 364, ["localhost", "127.0.0.1", "fed.example.org"]),
+    ]
+    assert [(one["name"], one["node"], one["status"]) for one in table["keys"]] == [
+        ("client-0", None, None),
+        ("client-1", None, None),
+    ]
+
+
+def test_list_serves_a_node_that_has_the_authority_s_certificate_alone(made, capsys):
+    Path("site").mkdir()
+    shutil.copy("keys/ca.crt", "site")
+    assert main(["flower", "keys", "list", "site"]) == 0
+
+
+def test_list_warns_of_what_expires_soon_by_its_exit_code_and_renew_ends_the_warning(capsys):
+    assert main(["flower", "keys", "keys", "--days", "30"]) == 0
+    capsys.readouterr()
+    assert main(["flower", "keys", "list", "keys"]) == 1
+    warning = capsys.readouterr().out.splitlines()[-1]
+    assert warning.startswith("warning: keys/server.pem expires in 29 days, on 20")
+    assert warning.endswith("; renew the certificate with `priory flower keys renew keys`.")
+    assert listed(capsys)[0] == 1
+    assert main(["flower", "keys", "renew", "keys"]) == 0
+    said = flat(capsys.readouterr().out)
+    assert "keys/server.pem and server.key are new, valid until 20" in said
+    assert "restart the SuperLink" in said
+    assert "warning" not in said
+    assert listed(capsys)[0] == 0
+
+
+def test_list_warns_of_an_expired_certificate_once(capsys):
+    write_authority(Path("keys"), days=1, start=datetime.now(UTC) - timedelta(days=2))
+    code, table = listed(capsys)
+    assert code == 1
+    (warning,) = table["warnings"]
+    assert "keys/server.pem expired on 20" in warning
+
+
+def test_list_warns_of_a_pair_that_was_torn_apart(made, capsys):
+    main(["flower", "keys", "other"])
+    shutil.copy("other/server.key", "keys/server.key")
+    capsys.readouterr()
+    code, table = listed(capsys)
+    assert code == 1
+    assert "keys/server.key does not belong to server.pem" in table["warnings"][0]
+    assert main(["flower", "keys", "renew", "keys", "--days", "90"]) == 0
+    capsys.readouterr()
+    code, table = listed(capsys)
+    assert (code, table["certificates"][1]["days"]) == (0, 89)
+
+
+@pytest.fixture
+def superlink(made, monkeypatch):
+    """A SuperLink that knows both nodes, whose clients take part in a run."""
+    fake = FakeSuperLink()
+
+    def named(name):
+        assert name == fake.name
+        return fake
+
+    monkeypatch.setattr(keys_command, "SuperLink", named)
+    Path("runs/x/server").mkdir(parents=True)
+    for client in (0, 1):
+        node = fake.register(read_public(Path(f"keys/client-{client}.pub")), f"client-{client}")
+        Roster.open(Path("runs/x/server"), True).bind(client, node, [])
+    return fake
+
+
+def test_list_shows_what_the_superlink_knows(superlink, capsys):
+    write_node_key(Path("keys/client-2"))
+    write_node_key(Path("elsewhere"))
+    superlink.register(read_public(Path("elsewhere.pub")), "")
+    superlink.unregister(101)
+    _, table = listed(capsys, "--superlink", "clinic")
+    assert [(one["name"], one["node"], one["status"]) for one in table["keys"]] == [
+        ("client-0", "100", "registered"),
+        ("client-1", "101", "unregistered"),
+        ("client-2", None, "not registered"),
+        ("-", "102", "registered, with a key that is not in this directory"),
+    ]
+    assert main(["flower", "keys", "list", "keys", "--superlink", "clinic"]) == 0
+    assert ", node 100" in capsys.readouterr().out
+
+
+NODE = ["--node", "client-0", "--superlink", "clinic"]
+
+
+def test_renew_gives_a_client_the_key_that_it_sends(superlink, capsys):
+    write_node_key(Path("site/key"))
+    sent = ["--public", "site/key.pub"]
+    assert main(["flower", "keys", "renew", "keys", *NODE, *sent, "--out", "runs/x"]) == 0
+    said = flat(capsys.readouterr().out)
+    assert "client 0 is bound to node 102 in runs/x/server/nodes.json" in said
+    assert "(node 100) is unregistered" in said
+    assert "client 0 starts its SuperNode again with --auth-supernode-private-key and the new private key" in said
+    assert "send keys/client-0" not in said
+    assert Roster.open(Path("runs/x/server"), True).bound == {0: 102, 1: 101}
+
+
+def test_renew_makes_a_key_and_says_what_a_run_that_it_was_not_told_of_needs(superlink, capsys):
+    assert main(["flower", "keys", "renew", "keys", *NODE]) == 0
+    said = flat(capsys.readouterr().out)
+    assert "send keys/client-0 to client 0 on a safe way, and delete it here" in said
+    assert "keys renew keys --node client-0 --public keys/client-0.pub --superlink clinic --out OUT" in said
+    again = [*NODE, "--public", "keys/client-0.pub", "--out", "runs/x/server"]
+    assert main(["flower", "keys", "renew", "keys", *again]) == 0
+    assert Roster.open(Path("runs/x/server"), True).bound == {0: 102, 1: 101}
+    assert superlink.active().keys() == {read_public(Path(f"keys/client-{client}.pub")) for client in (0, 1)}
+
+
+def test_revoke_turns_a_key_away_and_says_how_the_client_gets_another(superlink, capsys):
+    assert main(["flower", "keys", "revoke", "keys", *NODE]) == 0
+    said = flat(capsys.readouterr().out)
+    assert "(node 100) is unregistered, and turned away from now on" in said
+    assert "keeps the place of client 0 for a new key: priory flower keys renew keys --node client-0 --public" in said
+    assert list(superlink.active().values()) == [101]
+    assert Roster.open(Path("runs/x/server"), True).bound == {0: 100, 1: 101}
 
 
 # How a run stands.
@@ -321,6 +494,12 @@ def test_up_deals_every_node_its_own_rows_and_no_others(taken, capsys):
     rows = [{row.tobytes() for row in np.load(f"here/nodes/{node}/rows.npz")["x"]} for node in (0, 1)]
     assert rows[0]
     assert len(rows[0] & rows[1]) < 5  # a few images are there twice
+
+
+def test_up_warns_of_a_certificate_that_expires_soon(taken, capsys):
+    write_authority(Path("here/flower/certificates"), days=30)
+    assert main(["flower", *UP, "--port", str(taken)]) == 2
+    assert "warning: here/flower/certificates/server.pem expires in 29 days" in flat(capsys.readouterr().out)
 
 
 def test_up_keeps_other_users_out(taken, capsys, open_umask):

@@ -59,7 +59,7 @@ def _budget(argv: Sequence[str]) -> int:
 COMMANDS: Commands = {
     "init": ("write a Flower app that trains a method, to read, change and run with `flwr run`", _init),
     "up": ("start a whole federation on this machine, with TLS and keys, run it and take it down", _up),
-    "keys": ("make certificates for a server and keys for its nodes", _keys),
+    "keys": ("make, list, renew and revoke the keys of a server and its nodes", _keys),
     "gateway": ("write a configuration for nginx that admits requests of nodes alone", _gateway),
     "status": ("tell how the server of a run stands", _status),
     "budget": ("show what a client's answers under differential privacy cost, and set the total it allows", _budget),

@@ -23,6 +23,7 @@ from priory.deploy.charter import Charter
 from priory.deploy.gateway import find_nginx, traffic_of
 from priory.deploy.journal import EVENTS, STATUS, read_events, read_status
 from priory.deploy.processes import Fleet, FlowerError
+from priory.deploy.tls import certificates_in
 from priory.store import RunDirectory, check_writable, private_directory
 
 TEXT = (
@@ -85,6 +86,9 @@ def up(argv: Sequence[str]) -> int:
     told(f"starting a server and {len(nodes)} nodes on 127.0.0.1{', with TLS and node keys' if chosen.secure else ''}")
     if chosen.secure and find_nginx() is None:
         told("nginx is not installed, so nodes connect to the SuperLink itself and not, as they should, to a gateway")
+    for certificate in certificates_in(place / "flower" / "certificates") if chosen.secure else ():
+        if warning := certificate.warning():
+            told(f"warning: {warning}")
     with progress.interruptible() as stop, _ended_by(signal.SIGTERM):
         try:
             traffic = traffic_of(charter)
