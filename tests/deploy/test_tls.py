@@ -225,9 +225,14 @@ def test_a_renewal_that_is_cut_short_leaves_a_pair_that_works_or_is_refused_and_
     assert contents(copy).keys() == before.keys()
 
 
-def test_a_renewal_without_space_changes_nothing(copy, monkeypatch):
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_renewal_without_space_changes_nothing(copy, monkeypatch, written):
+    left = [None] * written
+
     def full(handle):
-        raise OSError(28, "No space left on device")
+        if not left:
+            raise OSError(28, "No space left on device")
+        left.pop()
 
     before = contents(copy)
     monkeypatch.setattr(os, "fsync", full)
