@@ -304,7 +304,7 @@ def test_renew_gives_a_client_the_key_that_it_sends(superlink, capsys):
 def test_renew_makes_a_key_and_says_what_a_run_that_it_was_not_told_of_needs(superlink, capsys):
     assert main(["flower", "keys", "renew", "keys", *NODE]) == 0
     said = flat(capsys.readouterr().out)
-    assert "send keys/client-0 to client 0 on a safe way, and delete it here" in said
+    assert "send keys/client-0 to client 0 over a secure channel, then delete it here" in said
     assert "keys renew keys --node client-0 --public keys/client-0.pub --superlink clinic --out OUT" in said
     again = [*NODE, "--public", "keys/client-0.pub", "--out", "runs/x/server"]
     assert main(["flower", "keys", "renew", "keys", *again]) == 0

@@ -128,7 +128,7 @@ def _renew(argv: Sequence[str]) -> int:
             f"--superlink {superlink.name} --out OUT"
         )
     if public is None:
-        _say(f"send {place / name} to client {client} on a safe way, and delete it here")
+        _say(f"send {place / name} to client {client} over a secure channel, then delete it here")
     _say(f"client {client} starts its SuperNode again with --auth-supernode-private-key and the new private key")
     return 0
 
@@ -192,7 +192,7 @@ def _roster(out: Path) -> Roster:
 
 
 def _warnings(place: Path) -> list[str]:
-    """Return what an operator has to do about the certificates soon, and what is wrong with them now."""
+    """Return warnings about certificates that expire soon, and about files that do not fit together."""
     certificates = tls.certificates_in(place)
     found = [warning for one in certificates if (warning := one.warning())]
     is_server = all((place / name).is_file() for name in ("ca.crt", "server.pem", "server.key"))
