@@ -22,7 +22,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import signal
 import socket
 import subprocess
@@ -36,7 +35,7 @@ import tomli_w
 
 from priory.core.errors import UsageError
 from priory.deploy.gateway import CONFIG, Traffic, find_nginx, write_gateway
-from priory.deploy.tls import check_certificates, write_authority, write_node_key
+from priory.deploy.tls import SECRET, check_certificates, write_authority, write_node_key, write_secret
 from priory.store import private_directory
 
 Process = subprocess.Popen[bytes]
@@ -249,8 +248,7 @@ class Fleet:
         for place in ("home/command", "logs"):
             (self.directory / place).mkdir(parents=True, exist_ok=True)
         if not self._secret.exists():
-            with os.fdopen(os.open(self._secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(secrets.token_bytes(32))
+            write_secret(self._secret)
         (self.directory / "home/command/config.toml").write_text(tomli_w.dumps(config))
 
     def _start_superlink(self) -> None:
@@ -298,7 +296,7 @@ class Fleet:
 
     @property
     def _secret(self) -> Path:
-        return self.directory / "superexec.secret"
+        return self.directory / SECRET
 
     @property
     def _gateway(self) -> Path:

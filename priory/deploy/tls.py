@@ -3,6 +3,7 @@
     ca.crt               the authority's certificate, for ten years; goes to every client, which trusts what it signed
     ca.key               the authority's key; stays with whoever runs the federation
     server.pem, .key     what the server shows, signed by the authority for a year and renewed without the clients
+    superexec.secret     how the process that starts apps proves itself to the SuperLink; stays on the server
     a node's key, .pub   how a client proves who it is; the .pub is registered with the server (node_keys.py)
 
 `cryptography` comes with Flower, so it is imported where it is used.
@@ -11,6 +12,7 @@
 import datetime
 import ipaddress
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
 ALWAYS = ("localhost", "127.0.0.1")
+SECRET = "superexec.secret"
 FILES = ("ca.crt", "ca.key", "server.pem", "server.key")
 DAYS, AUTHORITY_DAYS, SOON = 365, 3650, 30  # how long certificates are valid, and when to warn of their end
 RENEW = "renew the certificate with `priory flower keys renew {}`"
@@ -156,6 +159,12 @@ def write_node_key(path: Path) -> None:
     _write(path, _private_bytes(key, for_ssh=True), secret=True)
     line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     _write(public, line + b"\n", secret=False)
+
+
+def write_secret(path: Path) -> None:
+    """Write a new secret by which a SuperLink or SuperNode knows its SuperExec."""
+    _refuse_to_overwrite(path)
+    _write(path, secrets.token_bytes(32), secret=True)
 
 
 def check_certificates(directory: Path, now: datetime.datetime | None = None) -> None:

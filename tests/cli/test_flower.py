@@ -19,6 +19,7 @@ from priory.cli.flower import COMMANDS
 from priory.cli.flower import keys as keys_command
 from priory.deploy import charter as charters
 from priory.deploy.budget import Budget, Price
+from priory.deploy.gateway import traffic_of
 from priory.deploy.journal import Journal
 from priory.deploy.kept import Kept
 from priory.deploy.node_keys import fingerprint, read_public
@@ -91,7 +92,7 @@ def test_what_only_a_simulation_has_is_no_flag(flag, capsys):
     ("argv", "sentence"),
     [
         (["statuss"], "'statuss' is not a command of priory flower; did you mean status?"),
-        (["x"], "choose from init, up, keys, status, budget, forget"),
+        (["x"], "choose from init, up, keys, gateway, status, budget, forget"),
         (["init", "app", "--method", "fedavgg", *DIGITS], "did you mean fedavg?"),
         (["init", "app", "--method=pooled", *DIGITS, *CLIENTS], "pooled needs all data in one place"),
         (["init", "app", "--method"], "--method names no method; write --method pfedbayes, say"),
@@ -154,10 +155,33 @@ def test_init_never_writes_over_an_app(capsys):
 def test_keys_are_made_for_a_server_and_its_nodes(capsys):
     assert main(["flower", "keys", "keys", "--nodes", "2", "--host", "fed.example.org", "10.0.0.7"]) == 0
     names = ["ca.crt", "ca.key", "client-0", "client-0.pub", "client-1", "client-1.pub", "server.key", "server.pem"]
+    names.append("superexec.secret")
     assert sorted(os.listdir("keys")) == names
     assert f"{', '.join(names)} in keys" in flat(capsys.readouterr().out)
-    for name in ("ca.key", "server.key", "client-0"):
+    for name in ("ca.key", "server.key", "client-0", "superexec.secret"):
         assert stat.S_IMODE(Path("keys", name).stat().st_mode) == 0o600
+
+
+def test_a_gateway_is_written_for_an_app(capsys):
+    assert main(["flower", "init", "clinic", *DIGITS, *CLIENTS]) == 0
+    assert main(["flower", "keys", "keys"]) == 0
+    capsys.readouterr()
+    assert main(["flower", "gateway", "gateway", "--app", "clinic", "--keys", "keys", "--listen", "0.0.0.0:9000"]) == 0
+    said, config = flat(capsys.readouterr().out), Path("gateway/nginx.conf").read_text()
+    limit = traffic_of(charters.load(Path("clinic/clinic"))).body
+    assert f"limits: {limit} bytes per request" in said
+    assert f"client_max_body_size {limit};" in config
+    assert "listen 0.0.0.0:9000 ssl;" in config
+    assert "server 127.0.0.1:8000;" in config
+    assert "@" not in config
+    assert "start: nginx -p gateway -c nginx.conf" in " ".join(said.split())
+
+
+def test_a_gateway_needs_an_app(capsys):
+    assert main(["flower", "keys", "keys"]) == 0
+    said = complaint(["gateway", "gateway", "--app", "none", "--keys", "keys"], capsys)
+    assert "none holds no app of priory" in said
+    assert not Path("gateway").exists()
 
 
 def test_keys_are_never_overwritten(capsys):

@@ -16,10 +16,10 @@ from priory.deploy.roster import NODES, Roster
 
 TEXT = (
     "Make what a TLS federation needs: an authority, a server certificate signed by it, and a key pair for each node. "
-    "ca.crt goes to every node and to whoever submits runs; server.pem and server.key to the server; each private key "
-    "to its node and nowhere else; each .pub to whoever registers nodes. ca.key signs further servers: keep it away. "
-    "Later, `priory flower keys list DIR` shows what is there and warns of what expires, `renew` replaces the server "
-    "certificate or a node's key, and `revoke` turns a node's key away; each of them explains itself with --help."
+    "ca.crt goes to every node and to whoever submits runs; server.pem, server.key and superexec.secret to the server; "
+    "each private key to its node and nowhere else; each .pub to whoever registers nodes. ca.key signs further "
+    "servers: keep it away. Later, `priory flower keys list DIR` shows what is there and warns of what expires, `renew` "
+    "replaces the server certificate or a node's key, and `revoke` turns a node's key away; each has its own --help."
 )
 LIST_TEXT = (
     "Show the certificates and node keys in a directory. The exit code is 1 if a certificate expires within "
@@ -66,6 +66,7 @@ def keys(argv: Sequence[str]) -> int:
             raise UsageError(f"{name}={values[name]} is too small; choose {least} or more.")
     place = Path(values["directory"])
     tls.write_authority(place, hosts=values["host"], days=values["days"])
+    tls.write_secret(place / tls.SECRET)
     for node in range(values["nodes"]):
         tls.write_node_key(place / f"client-{node}")
     _say(f"{', '.join(sorted(path.name for path in place.iterdir()))} in {place}")
