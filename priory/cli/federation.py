@@ -39,6 +39,7 @@ class DataFlags:
         group: Column whose equal rows never fall on both sides of a split, such as a patient (CSV).
         task: Whether the target is a class or a number; by default inferred from it, and printed for a CSV file.
         scale: Noise of a regression: a number, learned, or the column of known standard errors (CSV).
+        schema: Schema file that states columns, bounds and classes, which are then not read from the rows (CSV, NPZ).
     """
 
     data: str = ""
@@ -60,6 +61,7 @@ class DataFlags:
     group: str | None = None
     task: Literal["classification", "regression"] | None = None
     scale: str | None = None
+    schema: str | None = None
 
     def federation(self, told: bool = True) -> Federation:
         """The federation that the flags describe.
@@ -67,7 +69,8 @@ class DataFlags:
         Args:
             told: Print how the columns of a table were read.
         """
-        columns = {name: getattr(self, name) for name in ("target", "client", "drop", "group", "task", "scaling")}
+        named = ("target", "client", "drop", "group", "task", "scaling", "schema")
+        columns = {name: getattr(self, name) for name in named}
         loaded = data.load(self.data, scale=self.column(), **columns)
         if told and Path(self.data).suffix == ".csv":
             report.console().print(loaded.describe(), markup=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from priory.data.dataset import Dataset, PartitionOptions
 from priory.data.federation import Federation
 from priory.data.tables import standard_errors
 
-__all__ = ["dataset", "from_arrays", "from_npz", "pixel_scaling"]
+__all__ = ["dataset", "fixed_scaling", "from_arrays", "from_npz", "pixel_scaling"]
 
 SCALINGS = ("standard", "unit", "symmetric", "none")
 KEYS = ("x", "y", "client", "scale", "group", "classes")
@@ -141,14 +141,19 @@ def pixel_scaling(
     return shift.astype(np.float32), factor.astype(np.float32)
 
 
+def fixed_scaling(scaling: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return shift and factor that depend on no row: 'unit' and 'symmetric' for uint8 pixels, or 'none'."""
+    if scaling == "none":
+        return np.zeros((), np.float32), np.ones((), np.float32)
+    return pixel_scaling(scaling, 255, (), ())
+
+
 def _scaling(x: np.ndarray, scaling: str | None) -> tuple[np.ndarray | None, np.ndarray | None]:
     scaling = scaling or ("unit" if x.dtype == np.uint8 else "none")
     if scaling not in SCALINGS:
         raise checks.unknown("scaling", str(scaling), SCALINGS)
     if scaling == "standard":
         return None, None
-    if scaling == "none":
-        return np.zeros((), np.float32), np.ones((), np.float32)
-    if x.dtype != np.uint8:
+    if scaling != "none" and x.dtype != np.uint8:
         raise UsageError(f"scaling={scaling!r} is for uint8 pixels, and x is {x.dtype}; use 'standard' or 'none'.")
-    return pixel_scaling(scaling, 255, (), ())
+    return fixed_scaling(scaling)

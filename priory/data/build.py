@@ -333,10 +333,10 @@ def aligned(array: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
 def _encode(
     dataset: Dataset, x: np.ndarray, training: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Encoder | None]:
-    """The rows as model inputs, with shift and factor; statistics come from the training rows only."""
-    encoder = None
+    """The rows as model inputs, with shift and factor; statistics come from the training rows or are stated."""
+    encoder = dataset.encoder
     if dataset.features is not None:
-        encoder = fit_encoder(dataset.features, x[training])
+        encoder = encoder or fit_encoder(dataset.features, x[training])
         x = encoder.encode(x)
     if dataset.shift is not None and dataset.factor is not None:
         return x, dataset.shift, dataset.factor, encoder

@@ -10,7 +10,7 @@ from priory.data.federation import Federation
 
 if TYPE_CHECKING:
     from priory.data.columns import Column
-    from priory.data.tables import Feature
+    from priory.data.tables import Encoder, Feature
 
 __all__ = ["Dataset", "PartitionOptions"]
 
@@ -45,6 +45,7 @@ class Dataset:
         official_test: (examples,) bool, the test part that the data came with.
         features: The schema of a table; None for arrays and images.
         columns: How each column of a table was read, see `describe`.
+        encoder: How a table is encoded, where a schema states it; None: fitted on the training rows.
         pixel_max: Largest value of a uint8 pixel; None when the rows are not images.
         shift: float32, one number or one per channel; None: the mean of the training rows.
         factor: float32 like `shift`; None: one over the deviation of the training rows.
@@ -66,6 +67,7 @@ class Dataset:
     official_test: np.ndarray | None = None
     features: "tuple[Feature, ...] | None" = None
     columns: "tuple[Column, ...]" = ()
+    encoder: "Encoder | None" = None
     pixel_max: int | None = None
     shift: np.ndarray | None = field(default_factory=lambda: np.zeros((), np.float32))
     factor: np.ndarray | None = field(default_factory=lambda: np.ones((), np.float32))

@@ -14,12 +14,16 @@ import numpy as np
 
 from priory.core.errors import UsageError
 from priory.data import arrays, checks, files, synthetic, tables
+from priory.data import schema as schemas
 from priory.data.dataset import Dataset
 from priory.data.federation import Federation
 
 __all__ = ["Entry", "describe", "from_spec", "load"]
 
-COLUMNS = ("target", "client", "drop", "group", "scale", "task", "scaling")
+COLUMNS = ("target", "client", "drop", "group", "scale", "task", "scaling", "schema")
+
+
+OWN_FILES = (".csv", ".npz")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ def load(
     scale: str | None = None,
     task: str | None = None,
     scaling: str | None = None,
+    schema: str | os.PathLike[str] | None = None,
 ) -> Dataset:
     """The data set of that name, or the one in a .csv or .npz file.
 
@@ -54,13 +59,18 @@ def load(
         target: Column to predict (CSV); `client`, `group`, `scale` and `drop` name columns too, see `from_frame`.
         drop: Columns that are no features (CSV), or of radon `floor` or `log_uranium`.
         scaling: 'standard', 'unit' ([0, 1]) or 'symmetric' ([-1, 1]) for images; see `arrays.dataset` for .npz.
+        schema: Path of a schema file, which states columns, bounds and classes; they are then not read from the rows.
     """
     name = os.fspath(name)
     drop = (drop,) if isinstance(drop, str) else tuple(drop)
-    values = (target, client, list(drop), group, scale, task, scaling)
+    values = (target, client, list(drop), group, scale, task, scaling, None if schema is None else os.fspath(schema))
     given = {key: value for key, value in zip(COLUMNS, values, strict=True) if value not in (None, [])}
     suffix = Path(name).suffix
-    if suffix == ".csv":
+    if suffix in OWN_FILES and schema is not None:
+        stated = schemas.read(os.fspath(schema))
+        given = stated.arguments({key: value for key, value in given.items() if key != "schema"})
+        data = stated.dataset(name)
+    elif suffix == ".csv":
         _refuse(name, given, ("scaling",))
         data = tables.from_csv(name, target=target, client=client, drop=drop, group=group, scale=scale, task=task)
     elif suffix == ".npz":
@@ -68,13 +78,13 @@ def load(
         data = arrays.from_npz(name, task=task, scaling=scaling)
     else:
         _check_name(name)
-        _refuse(name, given, ("target", "client", "group", "scale", "task"))
+        _refuse(name, given, ("target", "client", "group", "scale", "task", "schema"))
         if name not in FEATURES:
             _refuse(name, given, ("drop",))
         _check_dropped(name, drop)
         data = _without(_by_name(name, scaling), drop)
     # A manifest may be run again from anywhere, so a file is named by its whole path.
-    return replace(data, source={"data": str(Path(name).resolve()) if suffix in (".csv", ".npz") else name, **given})
+    return replace(data, source={"data": str(Path(name).resolve()) if suffix in OWN_FILES else name, **given})
 
 
 def from_spec(spec: dict[str, Any]) -> Federation:
@@ -85,6 +95,11 @@ def from_spec(spec: dict[str, Any]) -> Federation:
             f"The data {spec['data']!r} came from memory, which no manifest can hold; pass federation= again."
         )
     name, partition = options.pop("data", None), options.pop("partition", None)
+    if name is None and "schema" in options:
+        raise UsageError(
+            f"The app was made from {options['schema']} alone and has no rows to deal; name this node's own file as "
+            "data in its node-config."
+        )
     if not isinstance(name, str):
         raise UsageError(f"data={name!r} names no data set; correct the manifest.")
     columns = {key: options.pop(key) for key in COLUMNS if key in options}

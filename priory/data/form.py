@@ -136,6 +136,7 @@ def _columns_table(encoder: "Encoder") -> list[dict[str, Any]]:
             "missing": feature.missing,
             "mean": mean,
             "deviation": deviation,
+            **({} if feature.bounds is None else {"bounds": list(feature.bounds)}),
         }
         for feature, mean, deviation in statistics
     ]
@@ -144,8 +145,11 @@ def _columns_table(encoder: "Encoder") -> list[dict[str, Any]]:
 def _encoder(columns: list[dict[str, Any]]) -> "Encoder":
     from priory.data.tables import Encoder, Feature  # which knows forms itself
 
+    def optional(values: Any) -> Any:
+        return None if values is None else tuple(values)
+
     features = [
-        Feature(one["name"], None if one["categories"] is None else tuple(one["categories"]), bool(one["missing"]))
+        Feature(one["name"], optional(one["categories"]), bool(one["missing"]), optional(one.get("bounds")))
         for one in columns
     ]
     mean, deviation = (np.array([one[name] for one in columns], np.float64) for name in ("mean", "deviation"))

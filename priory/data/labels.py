@@ -8,7 +8,7 @@ import numpy as np
 from priory.core.errors import UsageError
 from priory.data import checks
 
-__all__ = ["codes", "known_codes", "odd_one_out", "read_target", "real_numbers", "task_of"]
+__all__ = ["codes", "known_codes", "odd_one_out", "plain", "read_target", "real_numbers", "task_of"]
 
 TASKS = ("classification", "regression")
 MOST_CLASSES = 100  # a whole-number target with more distinct values than this is taken for a quantity
@@ -26,7 +26,7 @@ def codes(values: Any, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
     if array.dtype == object:
         array = array.astype(str)
     names, code = np.unique(array, return_inverse=True)
-    return code.astype(np.int32), tuple(_plain(name) for name in names.tolist())
+    return code.astype(np.int32), tuple(plain(name) for name in names.tolist())
 
 
 def read_target(
@@ -89,7 +89,7 @@ def known_codes(values: Any, classes: tuple[str, ...], what: str) -> np.ndarray:
     """int32 codes of labels as the federation was given them: class names, or numbers from 0 where names are words."""
     array = _one_dimensional(values, what)
     place = {name: code for code, name in enumerate(classes)}
-    names = [_plain(value) for value in array.tolist()]
+    names = [plain(value) for value in array.tolist()]
     if all(name in place for name in names):
         return np.array([place[name] for name in names], np.int32)
     words = not any(name.lstrip("-").isdigit() for name in classes)
@@ -150,6 +150,6 @@ def _missing(array: np.ndarray) -> np.ndarray:
     return np.zeros(len(array), bool)
 
 
-def _plain(value: Any) -> str:
-    """A name without a needless '.0'."""
+def plain(value: Any) -> str:
+    """Return a value as a name, without a needless '.0'."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

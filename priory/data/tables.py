@@ -3,10 +3,12 @@
 Numeric columns are standardised and their gaps filled with the mean; text becomes one column a category; a column
 with gaps gains an indicator column. The schema (columns, categories, which columns have gaps) is read from the whole
 table. The means and deviations come from the training rows of the participants, pooled, never from validation rows,
-test rows or newcomers: in a real federation the clients would share them as sums.
+test rows or newcomers: in a real federation the clients would share them as sums. Nothing of this is read from the rows
+where a schema file states columns and bounds (`schema`).
 """
 
 import importlib.util
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,23 +26,27 @@ from priory.data.dataset import Dataset
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Encoder", "Feature", "fit_encoder", "from_csv", "from_frame"]
+__all__ = ["Encoder", "Feature", "bounded_encoder", "fit_encoder", "from_csv", "from_frame"]
 
 MOST_CATEGORIES = 50
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One column of a table: its categories (None for numbers) and whether it has gaps."""
+    """One column of a table: its categories (None for numbers), whether it has gaps, and the bounds of its numbers.
+
+    Only a schema states bounds. Numbers outside them are clipped.
+    """
 
     name: str
     categories: tuple[str, ...] | None
     missing: bool
+    bounds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """How raw columns become inputs: fitted on training rows, applied to every row."""
+    """How raw columns become inputs: fitted on training rows or stated by a schema, applied to every row."""
 
     features: tuple[Feature, ...]
     mean: np.ndarray  # (features,) 0 for categories
@@ -62,6 +68,8 @@ class Encoder:
         for index, feature in enumerate(self.features):
             value = raw[:, index]
             gap = np.isnan(value)
+            if feature.bounds is not None:
+                value = np.clip(value, *feature.bounds)
             if feature.categories is None:
                 columns.append(np.where(gap, 0.0, (value - self.mean[index]) / self.deviation[index])[:, None])
             else:
@@ -86,6 +94,16 @@ def fit_encoder(features: tuple[Feature, ...], raw: np.ndarray) -> Encoder:
     return Encoder(features, np.where(numeric, mean, 0.0), np.where(numeric & (deviation > 1e-12), deviation, 1.0))
 
 
+def bounded_encoder(features: tuple[Feature, ...]) -> Encoder:
+    """Return the encoder of features with bounds: a value that is uniform between them gets mean 0 and deviation 1.
+
+    x' = √12 (x - (low + high)/2) / (high - low), which is between -√3 and √3.
+    """
+    low, high = np.array([feature.bounds or (0.0, 0.0) for feature in features]).T
+    numeric = np.array([feature.categories is None for feature in features])
+    return Encoder(features, low / 2 + high / 2, np.where(numeric, (high - low) / math.sqrt(12), 1.0))
+
+
 def from_csv(path: str, *, target: str | None, client: str | None = None, **columns: Any) -> Dataset:
     """The table in a CSV file, as `from_frame` reads it."""
     frame, errors = _parse_csv(path, used=[target, client, *columns.get("drop", ())])
@@ -94,9 +112,9 @@ def from_csv(path: str, *, target: str | None, client: str | None = None, **colu
     return _read(frame, Problems(errors), target=target, client=client, name=Path(path).stem, **columns)
 
 
-def read_csv(path: str) -> "pd.DataFrame":
-    """The table in a CSV file whose every column has a name of its own."""
-    frame, errors = _parse_csv(path)
+def read_csv(path: str, used: Sequence[str] = ()) -> "pd.DataFrame":
+    """The table in a CSV file whose every column, except those `used` without one, has a name of its own."""
+    frame, errors = _parse_csv(path, used)
     Problems(errors).check()
     return frame
 
@@ -218,7 +236,7 @@ def _read(
         features=features,
         source={"data": name, "memory": True, **named},
     )
-    return replace(dataset, columns=_columns(frame, dataset, named, task))
+    return replace(dataset, columns=describe_columns(frame, dataset, named, task))
 
 
 def _features(frame: "pd.DataFrame", problems: Problems, categorical: Sequence[str]) -> tuple[Feature, ...]:
@@ -268,8 +286,10 @@ def _feature(column: "pd.Series", name: str, is_categorical: bool) -> Feature:
     return Feature(name, values, gaps)
 
 
-def _columns(frame: "pd.DataFrame", dataset: Dataset, named: dict[str, str], task: str | None) -> tuple[Column, ...]:
-    """How each column was read, in the order of the table."""
+def describe_columns(
+    frame: "pd.DataFrame", dataset: Dataset, named: dict[str, str], task: str | None
+) -> tuple[Column, ...]:
+    """Return how each column was read, in the order of the table."""
     kinds, note = {"scale": "standard error of the target"}, ""
     kinds |= {"client": f"{len(dataset.clients)} names", "group": f"{len(dataset.groups)} names"}
     num, values = dataset.num_classes, frame[named["target"]]
