@@ -31,6 +31,7 @@ from priory.core.rng import Key
 from priory.data import Federation
 from priory.data import form as forms
 from priory.data.form import Form
+from priory.data.schema import Schema
 from priory.deploy import noise
 from priory.engine import accounting, architectures, manifest, settings
 from priory.engine.accounting import Ledger
@@ -43,6 +44,7 @@ from priory.fed.method import Channel, Message, Task, Thins
 from priory.fed.screen import Limits
 from priory.fed.shard import Pool, Shard, Shards
 from priory.fed.visit import Record
+from priory.models.model import default_spec
 from priory.store import write_atomically
 
 MANIFEST, PROBLEM = "manifest.toml", "problem.json"
@@ -230,14 +232,26 @@ class Charter:
 
 def make(method: Any, federation: Federation, chosen: Settings) -> Charter:
     """The charter under which a federation's clients would train a method."""
+    return _drawn_up(method, chosen, federation.form, question_of(federation), federation.public)
+
+
+def from_schema(method: Any, schema: Schema, chosen: Settings, public: np.ndarray | None = None) -> Charter:
+    """Return the charter of a federation that a schema describes; it depends on no row, except those of `public`."""
+    form = schema.form
+    asked = _question(form, schema.role("scale") is not None, schema.clients, schema.examples, public)
+    return _drawn_up(method, chosen, form, asked, public)
+
+
+def _drawn_up(method: Any, chosen: Settings, form: Form, asked: Question, public: np.ndarray | None) -> Charter:
     if not methods.is_registered(method):
         raise UsageError(f"{type(method).__name__} is not registered, so no node would find it; register it first.")
-    described = manifest.describe(method, federation, chosen)["run"]
-    chosen = dataclasses.replace(chosen, model=described.get("model"))
-    if federation.public is not None and federation.public.nbytes > PUBLIC_BYTES:
-        size = federation.public.nbytes
-        raise UsageError(f"The alignment set has {size} bytes, and an app may carry {PUBLIC_BYTES}; use fewer rows.")
-    charter = Charter(method, chosen, federation.form, question_of(federation), federation.public)
+    if chosen.model is None and chosen.models is None:
+        chosen = dataclasses.replace(chosen, model=default_spec(form.input_shape, form.num_classes or 1))
+    if public is not None and public.nbytes > PUBLIC_BYTES:
+        raise UsageError(
+            f"The alignment set has {public.nbytes} bytes, and an app may carry {PUBLIC_BYTES}; use fewer rows."
+        )
+    charter = Charter(method, chosen, form, asked, public)
     charter.check()
     if charter.ledger is None:
         return charter
@@ -253,15 +267,7 @@ def load(directory: Path) -> Charter:
         method = manifest.from_table(methods.get(str(hyper.pop("name", ""))), hyper)
         form = forms.from_table(problem["form"], tuple(problem["input_shape"]))
         public = None if problem["public"] is None else _from_text(problem["public"])
-        asked = Question(
-            form.name,
-            form.input_shape,
-            form.num_classes,
-            bool(problem["has_scale"]),
-            int(problem["clients"]),
-            int(problem["examples"]),
-            None if public is None else (public.astype(np.float32) - form.shift) * form.factor,
-        )
+        asked = _question(form, bool(problem["has_scale"]), int(problem["clients"]), int(problem["examples"]), public)
         charter = Charter(method, settings.make(dict(table["run"])), form, asked, public)
         charter.check()
     except UsageError:
@@ -270,6 +276,12 @@ def load(directory: Path) -> Charter:
         said = f"{type(error).__name__}: {error}"[:200]
         raise UsageError(f"{MANIFEST} or {PROBLEM} in {directory} is damaged ({said}); make the app again.") from None
     return charter
+
+
+def _question(form: Form, has_scale: bool, clients: int, examples: int, public: np.ndarray | None) -> Question:
+    """What is asked of examples of that form; the alignment set is given as raw rows."""
+    seen = None if public is None else (public.astype(np.float32) - form.shift) * form.factor
+    return Question(form.name, form.input_shape, form.num_classes, has_scale, clients, examples, seen)
 
 
 def check_version(other: str, whose: str) -> None:

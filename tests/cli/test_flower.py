@@ -17,6 +17,7 @@ import pytest
 from priory.cli import main
 from priory.cli.flower import COMMANDS
 from priory.cli.flower import keys as keys_command
+from priory.core.errors import UsageError
 from priory.deploy import charter as charters
 from priory.deploy.budget import Budget, Price
 from priory.deploy.gateway import traffic_of
@@ -59,7 +60,8 @@ def test_help_lists_its_commands(flag, capsys):
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
-        ("init", ["DIR", "--authenticated", "--out", "--data", "--rounds", "--dp"]),
+        ("schema", ["FILE", "--target", "--client", "--clients", "--out"]),
+        ("init", ["DIR", "--authenticated", "--out", "--data", "--schema", "--rounds", "--dp"]),
         ("up", ["--nodes", "--port", "--secure", "--min-replies", "--data"]),
         ("keys", ["DIR", "--nodes", "--host", "--days", "list", "renew", "revoke"]),
         ("keys list", ["DIR", "--superlink", "--json"]),
@@ -92,7 +94,7 @@ def test_what_only_a_simulation_has_is_no_flag(flag, capsys):
     ("argv", "sentence"),
     [
         (["statuss"], "'statuss' is not a command of priory flower; did you mean status?"),
-        (["x"], "choose from init, up, keys, gateway, status, budget, forget"),
+        (["x"], "choose from schema, init, up, keys, gateway, status, budget, forget"),
         (["init", "app", "--method", "fedavgg", *DIGITS], "did you mean fedavg?"),
         (["init", "app", "--method=pooled", *DIGITS, *CLIENTS], "pooled needs all data in one place"),
         (["init", "app", "--method"], "--method names no method; write --method pfedbayes, say"),
@@ -345,6 +347,190 @@ def test_revoke_turns_a_key_away_and_says_how_the_client_gets_another(superlink,
     assert Roster.open(Path("runs/x/server"), True).bound == {0: 100, 1: 101}
 
 
+# What an app tells of the data.
+
+COLUMNS = ["--target", "outcome", "--client", "hospital"]
+PRIVATE = ["--dp", "central", "--dp-epsilon", "4", "--dp-delta", "1e-3"]
+FEDAVG = ["--method", "fedavg", "--model", "linear", "--rounds", "2"]
+
+
+def write_visits(other: bool = False) -> None:
+    """Write the rows of two hospitals, or the same with another row: larger, with a gap and of another category."""
+    rows = [f"{'ew'[i % 2]},{20 + i},{'fm'[i % 3 > 0]},{1 + i / 8},{'no' if i % 4 < 2 else 'yes'}" for i in range(40)]
+    if other:
+        rows[17] = "w,9999,x,,yes"
+    Path("visits.csv").write_text("\n".join(["hospital,age,sex,dose,outcome", *rows]) + "\n")
+
+
+def drafted(reviewed: bool = True) -> None:
+    """Write the rows and the draft of their schema, as the user leaves it after the review."""
+    write_visits()
+    assert main(["flower", "schema", "visits.csv", *COLUMNS]) == 0
+    if reviewed:
+        draft = Path("schema.toml").read_text()
+        Path("schema.toml").write_text(draft.replace("reviewed = false", "reviewed = true"))
+
+
+def files_of(directory: str) -> dict[str, bytes]:
+    """The contents of all files in a directory, by their place in it."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes() for path in Path(directory).rglob("*") if path.is_file()
+    }
+
+
+def test_schema_drafts_a_file_that_is_not_reviewed(capsys):
+    drafted(reviewed=False)
+    table = tomllib.loads(Path("schema.toml").read_text())
+    assert table["reviewed"] is False
+    assert table["columns"]["sex"] == {"kind": "category", "categories": ["f", "m"], "missing": False}
+    shown = flat(capsys.readouterr().out)
+    assert "visits: 40 rows, 5 columns hospital client 2 names" in shown
+    assert "priory flower init DIR --schema schema.toml" in shown
+
+
+def test_schema_never_writes_over_a_file(capsys):
+    write_visits()
+    Path("mine.toml").write_text("mine")
+    argv = ["schema", "visits.csv", *COLUMNS, "--out", "mine.toml"]
+    assert "mine.toml exists, and no schema is overwritten; choose another --out" in complaint(argv, capsys)
+    assert Path("mine.toml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["digits"], "'digits' is no .csv or .npz file; name one"),
+        (["absent.csv", *COLUMNS], "absent.csv does not exist"),
+        (["visits.csv", *COLUMNS[:2]], "visits.csv does not say which client a row is of; give --clients N"),
+        (["visits.csv", *COLUMNS, "--out", "absent/schema.toml"], "absent/schema.toml cannot be written (No such file"),
+    ],
+    ids=["public", "absent", "no client", "no directory"],
+)
+def test_a_schema_that_cannot_be_drafted_ends_in_one_sentence(argv, sentence, capsys):
+    write_visits()
+    assert sentence in complaint(["schema", *argv], capsys)
+    assert os.listdir() == ["visits.csv"]
+
+
+@pytest.mark.parametrize("rows", [[], ["--data", "visits.csv"]], ids=["schema alone", "with data"])
+@pytest.mark.parametrize("private", [[], PRIVATE], ids=["", "dp"])
+def test_nothing_in_an_app_of_a_schema_depends_on_the_rows(rows, private):
+    drafted()
+    argv = [*FEDAVG, *private, "--schema", "schema.toml", *rows]
+    assert main(["flower", "init", "one/app", *argv]) == 0
+    write_visits(other=True)
+    assert main(["flower", "init", "two/app", *argv]) == 0
+    assert files_of("one") == files_of("two")
+
+
+def test_an_app_without_a_schema_depends_on_the_rows():
+    for place, other in (("one", False), ("two", True)):
+        write_visits(other)
+        assert main(["flower", "init", f"{place}/app", *FEDAVG, "--data", "visits.csv", *COLUMNS]) == 0
+    one, two = files_of("one"), files_of("two")
+    assert [name for name in one if one[name] != two[name]] == ["app/app/problem.json"]
+
+
+@pytest.mark.parametrize("command", [["init", "app"], ["up"]], ids=lambda command: command[0])
+@pytest.mark.parametrize("private", [PRIVATE, ["--dp", "local", *PRIVATE[2:]]], ids=["central", "local"])
+def test_privacy_without_a_reviewed_schema_writes_nothing(command, private, capsys):
+    drafted(reviewed=False)
+    np.savez("scans.npz", x=np.zeros((9, 4)), y=np.arange(9) % 2, client=np.arange(9) % 3)
+    argv = [*command, *FEDAVG, *private]
+    before = sorted(os.listdir())
+    capsys.readouterr()
+    for data in (["visits.csv", *COLUMNS], ["scans.npz"]):
+        assert f"draft a schema with `priory flower schema {data[0]}`" in complaint([*argv, "--data", *data], capsys)
+    for rows in ([], ["--data", "visits.csv"]):
+        told = complaint([*argv, "--schema", "schema.toml", *rows], capsys)
+        assert "schema.toml states reviewed = false" in told
+    assert sorted(os.listdir()) == before
+
+
+def test_privacy_needs_no_schema_for_public_data():
+    assert main(["flower", "init", "app", *FEDAVG, *PRIVATE, "--data", "heart_disease"]) == 0
+
+
+def test_init_prints_what_is_shared(capsys):
+    write_visits()
+    assert main(["flower", "init", "app", *FEDAVG, "--data", "visits.csv", *COLUMNS]) == 0
+    shown = flat(capsys.readouterr().out)
+    assert (
+        "shared with the server and every node: names of 5 columns, mean and deviation of 2, categories of 1" in shown
+    )
+    assert "read from the rows of visits.csv; --schema shares values that you state" in shown
+
+
+def test_an_app_of_a_schema_alone_is_not_run_in_simulation(capsys):
+    drafted()
+    capsys.readouterr()
+    assert main(["flower", "init", "app", *FEDAVG, "--schema", "schema.toml"]) == 0
+    shown = flat(capsys.readouterr().out)
+    assert "fedavg for 2 clients on visits, in app" in shown
+    assert "flwr run" not in shown
+    assert "run it on a SuperLink" in shown
+    assert "all as stated in schema.toml (reviewed)" in shown
+    spec: dict = {}
+    exec(Path("app/app/rows.py").read_text(), spec)
+    charter = charters.load(Path("app/app"))
+    assert len(spec["examples"]({"data": "visits.csv"}, charter).x) == 40
+    with pytest.raises(
+        UsageError, match=r"was made from .*schema\.toml alone and has no rows to deal; name this node's"
+    ):
+        spec["examples"]({"partition-id": 0}, charter)
+
+
+def test_a_simulated_node_of_a_schema_gets_its_part_of_the_data():
+    drafted()
+    assert main(["flower", "init", "app", *FEDAVG, "--schema", "schema.toml", "--data", "visits.csv"]) == 0
+    spec: dict = {}
+    exec(Path("app/app/rows.py").read_text(), spec)
+    charter = charters.load(Path("app/app"))
+    own = spec["examples"]({"partition-id": 1}, charter)
+    own.check(charter, 1)
+    whole = spec["examples"]({"data": "visits.csv"}, charter)
+    assert {row.tobytes() for row in own.x} < {row.tobytes() for row in whole.x}
+
+
+def test_rows_without_clients_are_dealt_to_as_many_as_the_schema_states():
+    drafted()
+    text = Path("schema.toml").read_text().replace('client = "hospital"\n', "").replace("clients = 2", "clients = 5")
+    Path("schema.toml").write_text(text)
+    assert main(["flower", "init", "app", *FEDAVG, "--schema", "schema.toml", "--data", "visits.csv"]) == 0
+    assert "'clients': 5" in Path("app/app/rows.py").read_text()
+    assert charters.load(Path("app/app")).question.num_clients == 5
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["init", "app"], "No data are named; give --data NAME or FILE, or --schema FILE for an app without rows"),
+        (["init", "app", "--schema", "absent.toml"], "absent.toml cannot be read (No such file or directory); draft"),
+        (["init", "app", "--schema", "schema.toml", "--clients", "2"], "clients=2 describes rows, and --schema stands"),
+        (["init", "app", "--schema", "schema.toml", "--scale", "error"], "scale='error' describes rows"),
+        (["init", "app", "--schema", "schema.toml", "--align", "own:3"], "align='own:3' describes rows"),
+        (["init", "app", "--schema", "schema.toml", "--data", "digits"], "does not apply to data 'digits'"),
+        (
+            ["init", "app", "--schema", "more.toml", "--data", "visits.csv"],
+            "visits.csv has 2 clients, and more.toml sta",
+        ),
+        (
+            ["init", "app", "--schema", "schema.toml", "--data", "visits.csv", "--target", "sex"],
+            "target='sex' contradicts",
+        ),
+        (["up", "--schema", "schema.toml"], "--schema alone has no rows to deal to nodes; give --data as well"),
+    ],
+    ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else "",
+)
+def test_a_schema_that_does_not_fit_ends_in_one_sentence(argv, sentence, capsys):
+    drafted()
+    Path("more.toml").write_text(Path("schema.toml").read_text().replace("clients = 2", "clients = 3"))
+    before = sorted(os.listdir())
+    capsys.readouterr()
+    assert sentence in complaint([*argv, *FEDAVG], capsys)
+    assert sorted(os.listdir()) == before
+
+
 # How a run stands.
 
 
@@ -511,6 +697,19 @@ def test_up_refuses_the_directory_of_another_federation(taken, capsys):
     again = [*UP, "--port", str(taken), "--max-norm", "7"]
     assert "out=here holds another federation; give the flags that began it" in complaint(again, capsys)
     assert {path: path.read_bytes() for path in Path("here").rglob("*") if path.is_file()} == before
+
+
+def test_nothing_in_the_app_of_up_depends_on_the_rows(taken, capsys):
+    drafted()
+    argv = ["up", *FEDAVG, *PRIVATE, "--schema", "schema.toml", "--data", "visits.csv", "--port", str(taken)]
+    apps = []
+    for other in (False, True):
+        write_visits(other)
+        complaint([*argv, "--out", "here"], capsys)
+        apps.append(files_of("here/app"))
+        shutil.rmtree("here")
+    assert apps[0] == apps[1]
+    assert "app/problem.json" in apps[0]
 
 
 def test_up_deals_every_node_its_own_rows_and_no_others(taken, capsys):

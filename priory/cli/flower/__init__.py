@@ -14,6 +14,12 @@ def flower(argv: Sequence[str]) -> int:
     return find(name, COMMANDS, "priory flower")[1](rest)
 
 
+def _schema(argv: Sequence[str]) -> int:
+    from priory.cli.flower import schema
+
+    return schema.schema(argv)
+
+
 def _init(argv: Sequence[str]) -> int:
     from priory.cli.flower import init
 
@@ -57,6 +63,7 @@ def _budget(argv: Sequence[str]) -> int:
 
 
 COMMANDS: Commands = {
+    "schema": ("draft a file that states what an app tells of the data, for you to review", _schema),
     "init": ("write a Flower app that trains a method, to read, change and run with `flwr run`", _init),
     "up": ("start a whole federation on this machine, with TLS and keys, run it and take it down", _up),
     "keys": ("make, list, renew and revoke the keys of a server and its nodes", _keys),

@@ -3,15 +3,20 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from priory import methods
 from priory.cli import federation, flags, start
+from priory.cli.federation import DataFlags
 from priory.cli.flags import Flag
 from priory.cli.run import DATA_GROUP, METHOD_GROUP, RUN_GROUP, run_flags, settings_from, title_of
 from priory.core.errors import UsageError
 from priory.data import Federation
+from priory.data import schema as schemas
+from priory.data.schema import Schema
 from priory.deploy import charter as charters
+from priory.deploy import shared
 from priory.deploy.charter import Charter
 
 # Simulation's own business, or what a node would need more rows for.
@@ -21,11 +26,19 @@ DEFAULT = "pfedbayes"
 
 @dataclass(frozen=True)
 class Asked:
-    """A federation to deploy, and what else was said."""
+    """A federation to deploy, and what else was said.
+
+    Attributes:
+        federation: The rows to deal; None where a schema is given without data.
+        spec: What makes the federation again.
+        shared: What everybody receives with the app, in two lines.
+    """
 
     charter: Charter
-    federation: Federation
+    federation: Federation | None
     rest: dict[str, Any]
+    spec: dict[str, Any]
+    shared: list[str]
 
 
 def parse(command: str, argv: Sequence[str], rest: Sequence[Flag], text: str, without: Sequence[str] = ()) -> Asked:
@@ -37,7 +50,7 @@ def parse(command: str, argv: Sequence[str], rest: Sequence[Flag], text: str, wi
     """
     name, argv = _method_of(argv)
     method = methods.get(name)()
-    data = [flag for flag in federation.data_flags() if flag.name not in (*without, "newcomers", "validation")]
+    data = [flag for flag in flags_of_data() if flag.name not in (*without, "newcomers", "validation")]
     run = [flag for flag in run_flags() if flag.name not in LEFT_OUT]
     groups = {
         "rest": flags.group("rest", "", rest),
@@ -50,12 +63,53 @@ def parse(command: str, argv: Sequence[str], rest: Sequence[Flag], text: str, wi
     start.start_jax(None)
     given = values["data"] | ({"clients": values["rest"]["nodes"]} if "clients" in without else {})
     chosen = federation.from_values(given)
-    dealt = chosen.federation()
     settings = settings_from(values["run"], chosen)
     if settings.eval_every is None:  # an evaluation costs a message to every node
         settings = dataclasses.replace(settings, eval_every=0)
     built = flags.build(method, values["method"])
-    return Asked(charters.make(built, dealt, settings), dealt, values["rest"])
+    schema = None if chosen.schema is None else schemas.read(chosen.schema)
+    shared.check(settings.dp, chosen.data, chosen.transform, chosen.align, schema)
+    dealt = _dealt(chosen, schema)
+    if schema is not None:
+        charter = charters.from_schema(built, schema, settings, None if dealt is None else dealt.public)
+    else:
+        assert dealt is not None
+        charter = charters.make(built, dealt, settings)
+    spec = {"schema": str(Path(chosen.schema or "").resolve())} if dealt is None else dealt.spec
+    told = shared.summary(charter, chosen.data, chosen.scaling, schema)
+    return Asked(charter, dealt, values["rest"], spec, told)
+
+
+def _dealt(chosen: DataFlags, schema: Schema | None) -> Federation | None:
+    """The rows of the data, dealt to as many clients as a schema states; None if there is a schema and no data."""
+    if not chosen.data and schema is None:
+        raise UsageError("No data are named; give --data NAME or FILE, or --schema FILE for an app without rows.")
+    if schema is None:
+        return chosen.federation()
+    if not chosen.data:
+        for flag in dataclasses.fields(chosen):
+            value = getattr(chosen, flag.name)
+            is_noise = flag.name == "scale" and chosen.column() is None
+            if flag.name != "schema" and not is_noise and value != flag.default:
+                raise UsageError(
+                    f"{flag.name.replace('_', '-')}={value!r} describes rows, and --schema stands alone; leave it out, "
+                    "or give --data as well."
+                )
+        return None
+    if chosen.clients is None and schema.role("client") is None:
+        chosen = dataclasses.replace(chosen, clients=schema.clients)
+    dealt = chosen.federation()
+    if dealt.num_clients != schema.clients:
+        raise UsageError(
+            f"{chosen.data} has {dealt.num_clients} clients, and {schema.path} states clients = {schema.clients}; "
+            "correct one of the two."
+        )
+    return dealt
+
+
+def flags_of_data() -> list[Flag]:
+    """Return the flags of the data, which need not be named where there is a schema."""
+    return [dataclasses.replace(flag, default="") if flag.name == "data" else flag for flag in federation.data_flags()]
 
 
 def privacy_of(charter: Charter) -> list[str]:

@@ -11,7 +11,8 @@ from priory.deploy.app import write_app
 
 TEXT = (
     "Write a Flower app that trains a method: `flwr run` runs it in Flower's simulation and on a SuperLink. The data "
-    "tell what examples look like and how many clients there are; they are not in the app, and a node reads its own."
+    "tell what examples look like and how many clients there are; they are not in the app, and a node reads its own. "
+    "With --schema that is stated by a file instead, and --data need not be given."
 )
 DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "New directory of the app.", placed="DIR")
 OUT = Flag("out", (), str | None, None, "The server's directory on the server; ~/priory-runs/NAME by default.")
@@ -22,18 +23,21 @@ def init(argv: Sequence[str]) -> int:
     """The exit code of `priory flower init`."""
     wanted = asked.parse("init", argv, [DIRECTORY, OUT, AUTHENTICATED], TEXT)
     directory = Path(wanted.rest["directory"])
-    spec = wanted.federation.spec
-    package = write_app(directory, wanted.charter, spec, wanted.rest["out"], wanted.rest["authenticated"])
+    package = write_app(directory, wanted.charter, wanted.spec, wanted.rest["out"], wanted.rest["authenticated"])
     console = report.console()
     num = wanted.charter.question.num_clients
+    simulated = [
+        "run it in Flower's simulation (pip install 'priory[flower-simulation]'):",
+        f"  flwr run {directory} local --stream --federation-config 'num-supernodes={num}'",
+    ]
     lines = [
-        f"{wanted.charter.name} for {num} clients on {wanted.federation.name}, in {directory}:",
+        f"{wanted.charter.name} for {num} clients on {wanted.charter.form.name}, in {directory}:",
         "  pyproject.toml            the app, and what --run-config may override",
         f"  {package.name + '/rows.py':26}where a node's rows come from: the function to change",
         f"  {package.name + '/manifest.toml':26}method and settings",
-        "run it in Flower's simulation (pip install 'priory[flower-simulation]'):",
-        f"  flwr run {directory} local --stream --federation-config 'num-supernodes={num}'",
-        "and on a SuperLink as docs/deploy.md says",
+        *(simulated if wanted.federation is not None else []),
+        f"{'and' if wanted.federation is not None else 'run it'} on a SuperLink as docs/deploy.md says",
+        *wanted.shared,
         *asked.privacy_of(wanted.charter),
     ]
     for line in lines:

@@ -64,8 +64,10 @@ class Options:
 def up(argv: Sequence[str]) -> int:
     """The exit code of `priory flower up`: 0 after the last round, 1 if the federation failed."""
     wanted = asked.parse("up", argv, flags.flags_of(Options()), TEXT, without=("clients",))
-    chosen, charter = Options(**wanted.rest), wanted.charter
-    default = Path("runs") / f"flower-{charter.name}-{Path(wanted.federation.name).stem}"
+    chosen, charter, federation = Options(**wanted.rest), wanted.charter, wanted.federation
+    if federation is None:
+        raise UsageError("--schema alone has no rows to deal to nodes; give --data as well.")
+    default = Path("runs") / f"flower-{charter.name}-{Path(federation.name).stem}"
     place = Path(chosen.out) if chosen.out else default
     console = report.console()
 
@@ -75,13 +77,13 @@ def up(argv: Sequence[str]) -> int:
     check_writable(place)
     place.parent.mkdir(parents=True, exist_ok=True)  # often runs/, which others may read
     private_directory(place, ours=(place / "app").exists())
-    app = _app(place, charter, wanted.federation.spec, chosen.secure)
-    nodes = [_node(place, wanted.federation, client) for client in range(charter.question.num_clients)]
+    app = _app(place, charter, wanted.spec, chosen.secure)
+    nodes = [_node(place, federation, client) for client in range(charter.question.num_clients)]
     server = place.resolve() / "server"
     operations = {"min-replies": chosen.min_replies, "timeout": chosen.timeout, "attempts": chosen.attempts}
     free = {"rounds": charter.settings.rounds, "seed": charter.settings.seed}
-    told(f"{charter.name} on {wanted.federation.describe()}")
-    for line in asked.privacy_of(charter):
+    told(f"{charter.name} on {federation.describe()}")
+    for line in (*wanted.shared, *asked.privacy_of(charter)):
         told(line)
     told(f"starting a server and {len(nodes)} nodes on 127.0.0.1{', with TLS and node keys' if chosen.secure else ''}")
     if chosen.secure and find_nginx() is None:
