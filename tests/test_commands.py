@@ -94,7 +94,7 @@ def write_files(page: str) -> None:
     digits = priory.data.load("digits")
     np.savez("clinic.npz", x=digits.x[:50], y=digits.y[:50])  # of a client that comes later
     np.savez("ward.npz", x=digits.x[50:60])
-    if page == "deploy.md":
+    if page in ("deploy.md", "privacy.md"):
         rows = "".join(f"{name},{age},{age % 2}\n" for name in ("east", "west") for age in range(30, 50))
         for file in (Path("visits.csv"), Path("server", "sample.csv")):
             file.parent.mkdir(exist_ok=True)
@@ -115,7 +115,11 @@ def run(machine: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
             exec(words[2], {})
             return 0
         assert words[0] == "priory", f"{words} is run by no test and excused in no list"
-        return main(on_less(words[1:]))
+        code = main(on_less(words[1:]))
+        if words[1:3] == ["flower", "schema"]:  # the review that the page asks for
+            schema = Path("schema.toml")
+            schema.write_text(schema.read_text().replace("reviewed = false", "reviewed = true"))
+        return code
 
 
 @pytest.mark.xdist_group("command line")  # tests/cli trains most of it
