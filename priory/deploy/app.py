@@ -22,6 +22,7 @@ from priory.deploy.charter import Charter
 from priory.engine.manifest import version_of
 from priory.store import write_atomically
 
+LONGEST = 32  # characters of an app's name; Flower bundles none with more
 FILES = {
     "server.py": "{}/server.py",
     "client.py": "{}/client.py",
@@ -42,9 +43,9 @@ def write_app(
     """
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         raise UsageError(f"{directory} exists and is not empty, and no app is overwritten; choose another directory.")
-    name = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-") or "federation"
+    name = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-")[:LONGEST].strip("-") or "federation"
     if not name[0].isalpha() or _is_taken(name.replace("-", "_")):
-        name = f"app-{name}"
+        name = f"app-{name}"[:LONGEST].strip("-")
     package = name.replace("-", "_")
     words = {
         "NAME": name,

@@ -31,13 +31,29 @@ def test_all_files_are_there(tmp_path, charter):
     assert [path.name for path in package.parent.iterdir() if path.is_file()] == ["pyproject.toml"]
 
 
-ODD = ["clinic", "My Clinic!", "3rd", "...", "class", "priory", "flwr", "json", "numpy", "Übung", "a--b", "9", "x" * 80]
+ODD = [
+    "clinic",
+    "My Clinic!",
+    "3rd",
+    "...",
+    "class",
+    "priory",
+    "flwr",
+    "json",
+    "numpy",
+    "Übung",
+    "a--b",
+    "9",
+    "x" * 80,
+    f"9{'-y' * 40}",
+]
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_whatever_the_directory_is_called_the_app_is_valid(tmp_path, charter, name):
     package = write_app(tmp_path / name, charter, SPEC)
     assert package.name.isidentifier()
+    assert len(package.name) <= 32
     assert package.name not in ("class", "priory", "flwr", "json", "numpy")
     for path in package.glob("*.py"):
         compile(path.read_text(), str(path), "exec")
