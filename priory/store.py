@@ -70,7 +70,7 @@ class RecordStore:
         valid = np.where(self._generations[ids] <= committed, self._generations[ids], NEVER)
         slots = np.where(valid.max(axis=1) > NEVER, 1 - valid.argmax(axis=1), 0)
         for row, client, slot in zip(rows, ids, slots, strict=True):
-            _write_all(self._data, row.tobytes(), self._offset(client, slot))
+            write_all(self._data, row.tobytes(), self._offset(client, slot))
             self._mark(client, slot, generation)
 
     def discard_after(self, generation: int) -> None:
@@ -100,7 +100,7 @@ class RecordStore:
 
     def _mark(self, client: int, slot: int, generation: int) -> None:
         self._generations[client, slot] = generation
-        _write_all(self._index, np.int64(generation).astype("<i8").tobytes(), (2 * int(client) + int(slot)) * 8)
+        write_all(self._index, np.int64(generation).astype("<i8").tobytes(), (2 * int(client) + int(slot)) * 8)
 
     def _offset(self, client: int, slot: int) -> int:
         return (2 * int(client) + int(slot)) * self._bytes
@@ -239,7 +239,7 @@ class RunDirectory:
         handle = os.open(self.path / "metrics.jsonl", os.O_CREAT | os.O_WRONLY, 0o644)
         try:
             os.ftruncate(handle, at)
-            _write_all(handle, raw, at)
+            write_all(handle, raw, at)
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -451,6 +451,13 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
+def write_all(handle: int, raw: bytes, offset: int) -> None:
+    """Write bytes at a place of an open file."""
+    while raw:
+        written = os.pwrite(handle, raw, offset)
+        raw, offset = raw[written:], offset + written
+
+
 def _read_commit(path: Path) -> dict[str, Any]:
     try:
         if not path.exists():
@@ -491,9 +498,3 @@ def _open_sized(path: Path, size: int, is_new: bool) -> int:
 def _close_all(*handles: int) -> None:
     for handle in handles:
         os.close(handle)
-
-
-def _write_all(handle: int, raw: bytes, offset: int) -> None:
-    while raw:
-        written = os.pwrite(handle, raw, offset)
-        raw, offset = raw[written:], offset + written

@@ -26,6 +26,7 @@ from priory.deploy.examples import Examples
 from priory.deploy.exchange import Reply, Request, digest_of, sentence
 from priory.deploy.journal import LOG
 from priory.deploy.kept import Kept, client_directory
+from priory.deploy.node_log import NodeLog, Outcome
 from priory.engine.export import save_model
 from priory.engine.manifest import version_of
 from priory.engine.personal import PersonalModel, Source
@@ -39,34 +40,54 @@ from priory.fed.visit import Record
 class Client:
     """One client of a deployed federation."""
 
-    def __init__(self, charter: Charter, number: int, examples: Callable[[], Examples], state: Path) -> None:
+    def __init__(
+        self, charter: Charter, number: int, examples: Callable[[], Examples], state: Path, app: str | None = None
+    ) -> None:
+        """Make the client of a number.
+
+        Args:
+            examples: Reads its rows.
+            state: Directory in which it keeps what it keeps.
+            app: SHA-256 of the app that it runs in, for the log.
+        """
         if not 0 <= number < charter.question.num_clients:
             raise UsageError(
                 f"Client {number} does not fit a federation of {charter.question.num_clients}; give its node a "
                 f"partition-id from 0 to {charter.question.num_clients - 1}."
             )
-        self.charter, self.number, self._state, self._read = charter, number, state, examples
+        self.charter, self.number, self._state, self._read, self._app = charter, number, state, examples, app
         self._task = charter.task_of(number)
         self._blank = charter.record(number)
         self._rows: tuple[Shard, Shard] | None = None
         self.budget = Budget(client_directory(state, number), number)
+        self.log = NodeLog(client_directory(state, number), number)
 
     def answer(self, request: Request) -> Reply:
-        """The answer to a request; what goes wrong here is told in one sentence and leaves the state as it was."""
+        """Return the answer to a request, which is logged before it leaves.
+
+        A failure is reported in one sentence and leaves the state as it was.
+        """
         try:
             self._check(request)
-            match request.kind:
-                case "hello":
-                    train, _ = self._shards()
-                    told = {} if self._is_private else {"examples": int(train.count)}
-                    return Reply(self._config(request) | {"client": self.number, **told})
-                case "train":
-                    return self._train(request)
-                case "evaluate":
-                    return self._evaluate(request)
-            raise UsageError(f"kind={request.kind!r} is no request; install the same priory on all sides.")
+            reply, outcome = self._answered(request)
         except UsageError as error:
-            return Reply(self._config(request), error=sentence(str(error)))
+            reply, outcome = Reply(self._config(request), error=sentence(str(error))), "refused"
+        return self.log.admit(request, reply, outcome, self._app, self.charter.digest)
+
+    def _answered(self, request: Request) -> tuple[Reply, Outcome]:
+        """Return the answer, and whether it was given before."""
+        match request.kind:
+            case "hello":
+                train, _ = self._shards()
+                told = {} if self._is_private else {"examples": int(train.count)}
+                return Reply(self._config(request) | {"client": self.number, **told}), "answered"
+            case "train" if self._is_private and request.config.get("uploads", True):
+                return self._train_in_private(request)
+            case "train":
+                return self._trained(request), "answered"
+            case "evaluate":
+                return self._evaluate(request), "answered"
+        raise UsageError(f"kind={request.kind!r} is no request; install the same priory on all sides.")
 
     def _check(self, request: Request) -> None:
         """Raise unless the server has the same version and charter."""
@@ -77,22 +98,18 @@ class Client:
                 f"{self.charter.digest}: their apps differ; submit the app again, so that all nodes get it."
             )
 
-    def _train(self, request: Request) -> Reply:
-        if self._is_private and request.config.get("uploads", True):
-            return self._train_in_private(request)
-        return self._trained(request)
-
-    def _train_in_private(self, request: Request) -> Reply:
+    def _train_in_private(self, request: Request) -> tuple[Reply, Outcome]:
         """Return the one answer that the budget pays for: it is stored before it leaves, and given again as it is."""
         assert self.charter.ledger is not None
         kept, t, question = self._kept(request), int(request.config["round"]), digest_of(request)
         self._shards()  # rows that cannot be read cost nothing
-        reply = self.budget.promise(kept.run, t, question, price_of(self.charter.ledger))
+        reply, made = self.budget.promise(kept.run, t, question, price_of(self.charter.ledger)), ""
         if not reply:
             made = kept.write_reply(self._trained(request))
             reply = self.budget.settle(kept.run, t, question, made)
         answer = kept.read_reply(reply)
-        return Reply(dict(answer.config) | self._config(request), answer.arrays)
+        outcome: Outcome = "answered" if reply == made else "repeated"
+        return Reply(dict(answer.config) | self._config(request), answer.arrays), outcome
 
     def _trained(self, request: Request) -> Reply:
         """Return the answer after one round of local work, whose state is kept."""

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 Kind = Literal["hello", "train", "evaluate"]
 Value = bool | int | float | str
 LONGEST = 300  # characters of a stranger's sentence that are kept
+ABOUT = ("kind", "version", "run", "round", "attempt")  # of a reply's config: which request it answers, and by whom
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,15 @@ def digest_of(request: Request) -> str:
         digest.update(f"{name}\0{len(request.arrays[name])}\0".encode())
         digest.update(request.arrays[name])
     return digest.hexdigest()
+
+
+def content_of(reply: Reply) -> Iterator[bytes]:
+    """Return the contents of a reply, piece by piece, without the fields that name its request."""
+    told = {name: value for name, value in reply.config.items() if name not in ABOUT}
+    yield json.dumps([told, dict(reply.metrics)], sort_keys=True).encode()
+    for name in sorted(reply.arrays):
+        yield f"{name}\0{len(reply.arrays[name])}\0".encode()
+        yield reply.arrays[name]
 
 
 def sentence(text: str) -> str:

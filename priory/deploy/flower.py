@@ -18,11 +18,14 @@ from flwr.serverapp import Grid, ServerApp
 from priory.core.errors import UsageError
 from priory.deploy import charter as charters
 from priory.deploy import wire
+from priory.deploy.app_hash import installed_hash
 from priory.deploy.charter import Charter
 from priory.deploy.client import Client
 from priory.deploy.examples import Examples
 from priory.deploy.exchange import Reply, Request, sentence
 from priory.deploy.journal import LOG
+from priory.deploy.kept import client_directory
+from priory.deploy.node_log import NodeLog
 from priory.deploy.server import Operations, Server
 from priory.engine.compilation import keep_compiled
 
@@ -55,14 +58,15 @@ def client_app(directory: Path, examples: ReadExamples) -> ClientApp:
 
     def answer(message: Message, context: Context) -> Message:
         keep_compiled()
-        request = request_of(message)
+        request, node = request_of(message), dict(context.node_config)
         try:
-            reply = _client_of(directory, examples, dict(context.node_config)).answer(request)
+            reply = _client_of(directory, examples, node).answer(request)
         except UsageError as error:
-            reply = _failure(request, sentence(str(error)))
+            reply = _refused(request, sentence(str(error)), directory, node)
         except Exception as error:  # what a stranger's exception says may hold a row, so it stays here
             LOG.exception("the request could not be answered")
-            reply = _failure(request, f"{type(error).__name__}, of which the log of the node tells more.")
+            why = f"{type(error).__name__}, of which the log of the node tells more."
+            reply = _refused(request, why, directory, node)
         return Message(to_records(reply), reply_to=message)
 
     for kind in (app.train, app.evaluate, app.query):
@@ -75,13 +79,34 @@ def _client_of(directory: Path, examples: ReadExamples, node: dict[str, Any]) ->
     named = directory, tuple(sorted(node.items()))
     if named not in _CLIENTS:
         charter, number = charters.load(directory), node.get("partition-id")
-        if not isinstance(number, int):
+        if type(number) is not int:
             raise UsageError(f"partition-id={number!r} is no client's number; start its node with one.")
-        _CLIENTS[named] = Client(charter, number, lambda: examples(node, charter), state_directory(node))
+        app, state = installed_hash(_root(directory)), state_directory(node)
+        _CLIENTS[named] = Client(charter, number, lambda: examples(node, charter), state, app)
     return _CLIENTS[named]
 
 
 _CLIENTS: dict[tuple[Path, tuple[tuple[str, Any], ...]], Client] = {}
+
+
+def _root(package: Path) -> Path:
+    """Return the directory of the app that a package belongs to."""
+    return package.parent if (package.parent / "pyproject.toml").is_file() else package
+
+
+def _refused(request: Request, why: str, package: Path, node: Mapping[str, Any]) -> Reply:
+    """Return a refusal, which is logged where the node has a client's number."""
+    told = {name: value for name, value in request.config.items() if name in ("kind", "run", "round")}
+    reply, number = Reply(told, error=why), node.get("partition-id")
+    if type(number) is not int or number < 0:
+        LOG.error("a request is refused and no client has a log of it: %s", why)
+        return reply
+    try:
+        app = installed_hash(_root(package))
+    except OSError:
+        app = None
+    log = NodeLog(client_directory(state_directory(node), number), number)
+    return log.admit(request, reply, "refused", app, None)
 
 
 def configured(charter: Charter, config: Mapping[str, Any]) -> tuple[Charter, Operations]:
@@ -179,11 +204,6 @@ def reply_of(message: Message) -> Reply:
         return Reply(error=f"Flower: {message.error.reason or message.error.code}")
     config, arrays, metrics = _records(message.content)
     return Reply(config, arrays, metrics, str(config.get("error", "")))
-
-
-def _failure(request: Request, why: str) -> Reply:
-    told = {name: value for name, value in request.config.items() if name in ("kind", "run", "round")}
-    return Reply(told, error=why)
 
 
 def to_records(reply: Reply) -> RecordDict:

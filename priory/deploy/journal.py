@@ -31,7 +31,7 @@ class Journal:
 
     def tell(self, event: str, **about: Any) -> None:
         """Write an event down; a log that cannot be written stops no federation."""
-        line = {"time": _now(), "event": event, **about}
+        line = {"time": now(), "event": event, **about}
         LOG.info("%s %s", event, json.dumps(about, ensure_ascii=False))
         try:
             with (self.directory / EVENTS).open("a") as handle:
@@ -41,7 +41,7 @@ class Journal:
 
     def stand(self, phase: Phase, **about: Any) -> None:
         """Say how the run stands."""
-        self.status |= {"phase": phase, "pid": os.getpid(), "updated": _now(), **about}
+        self.status |= {"phase": phase, "pid": os.getpid(), "updated": now(), **about}
         try:
             write_atomically(self.directory / STATUS, json.dumps(self.status, indent=1) + "\n")
         except OSError as error:
@@ -86,5 +86,6 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def _now() -> str:
+def now() -> str:
+    """Return the time in UTC, as logs have it."""
     return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")

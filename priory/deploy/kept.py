@@ -219,7 +219,7 @@ def client_directory(directory: Path, client: int) -> Path:
 def forget(directory: Path, client: int, run: str | None = None) -> list[Path]:
     """Delete what a client keeps of one run, or of all; return the files that are gone.
 
-    What lies beside the runs stays: `budget.json`, since forgetting an answer does not make others forget it.
+    Files next to the runs stay, which are the budget and the log: forgetting an answer does not make others forget it.
     """
     place = client_directory(directory, client)
     place = place if run is None else place / run

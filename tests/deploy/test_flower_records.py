@@ -1,17 +1,23 @@
 """Flower's records and grid around the wire: what is sent comes back, and whatever arrives is only a reply."""
 
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.install import install_from_fab
 from flwr.supercore.task_identity import TaskIdentity
 
 from priory.core.errors import UsageError
 from priory.deploy import flower, wire
+from priory.deploy.app import write_app
+from priory.deploy.app_hash import installed_hash, written_hash
 from priory.deploy.examples import of_client
 from priory.deploy.exchange import Reply, Request
+from priory.deploy.node_log import NodeLog
 from priory.methods import get
 from tests.deploy.conftest import asked, small_charter, small_federation
 
@@ -302,6 +308,71 @@ def test_a_node_with_a_wrong_number_says_so(node, charter, number, sentence):
 def test_an_app_whose_files_are_damaged_says_so(node, charter, tmp_path):
     (tmp_path / "app" / "problem.json").write_text("{")
     assert "problem.json is damaged" in node(asked(charter, "hello")).error
+
+
+def logged(tmp_path, number=1):
+    log = NodeLog(tmp_path / "state" / f"client-{number}", number)
+    assert log.verify().holds
+    return log.entries()
+
+
+def test_a_node_logs_the_hash_of_the_app_that_answers(node, charter, tmp_path):
+    for kind in ("hello", "train"):
+        node(asked(charter, kind))
+    assert [(one["kind"], one["app"]) for one in logged(tmp_path)] == [
+        (kind, installed_hash(tmp_path / "app")) for kind in ("hello", "train")
+    ]
+
+
+def test_the_app_of_a_node_is_the_directory_around_its_package(tmp_path, charter, monkeypatch):
+    monkeypatch.setattr(flower, "keep_compiled", lambda: None)
+    write_app(tmp_path / "clinic", charter, {})
+    package = install_from_fab(build_fab_from_disk(tmp_path / "clinic"), tmp_path, skip_prompt=True) / "clinic"
+    app = flower.client_app(package, lambda node, charter: of_client(small_federation(), 0))
+    content = RecordDict({"config": ConfigRecord(dict(asked(charter, "hello").config))})
+    config = {"partition-id": 0, "state": str(tmp_path / "state")}
+    context = Context(run_id=1, node_id=5, node_config=config, state=RecordDict(), run_config={})
+    assert flower.reply_of(app(Message(content, 5, "query"), context)).error == ""
+    (one,) = logged(tmp_path, 0)
+    assert one["app"] == written_hash(tmp_path / "clinic") != installed_hash(package)
+
+
+@pytest.mark.parametrize("kind", ["hello", "train"])
+def test_a_refusal_before_there_is_a_client_is_logged(node, charter, tmp_path, kind):
+    assert "does not fit a federation of 2" in node(asked(charter, kind), **{"partition-id": 7}).error
+    (tmp_path / "app" / "problem.json").write_text("{")
+    errors = [node(asked(charter, kind), **{"partition-id": number, "more": 1}).error for number in (7, 1)]
+    assert all("problem.json is damaged" in error for error in errors)
+    first, second = logged(tmp_path, 7)
+    (third,) = logged(tmp_path, 1)
+    assert [first["reason"].split()[0], second["reason"], third["reason"]] == ["Client", *errors]
+    for one in (first, second, third):
+        assert (one["kind"], one["run"], one["outcome"], one["charter"]) == (kind, "run-1", "refused", None)
+    assert second["app"] == third["app"] == installed_hash(tmp_path / "app") != first["app"]
+
+
+@pytest.mark.parametrize("number", ["1", None, True, -1, 1.0], ids=str)
+def test_a_node_without_a_clients_number_refuses_and_has_no_log(node, charter, tmp_path, caplog, number):
+    with caplog.at_level("ERROR"):
+        reply = node(asked(charter, "hello"), **{"partition-id": number})
+    assert "no client's number" in reply.error or "does not fit a federation" in reply.error
+    assert f"a request is refused and no client has a log of it: {reply.error}" in caplog.text
+    assert not (tmp_path / "state").exists()
+
+
+def test_an_exception_is_logged_by_its_name_alone(tmp_path, charter, monkeypatch):
+    def broken(node, charter):
+        raise ZeroDivisionError("patient 17 is divided by zero")
+
+    monkeypatch.setattr(flower, "keep_compiled", lambda: None)
+    charter.save(tmp_path)
+    app = flower.client_app(tmp_path, broken)
+    message = Message(RecordDict({"config": ConfigRecord(dict(asked(charter, "hello").config))}), 5, "query")
+    config = {"partition-id": 0, "state": str(tmp_path / "state")}
+    app(message, Context(run_id=1, node_id=5, node_config=config, state=RecordDict(), run_config={}))
+    (one,) = logged(tmp_path, 0)
+    assert one["reason"] == "ZeroDivisionError, of which the log of the node tells more."
+    assert "patient" not in json.dumps(one)
 
 
 def test_a_server_app_runs_a_federation_over_a_grid(tmp_path, charter, node):
