@@ -7,6 +7,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import sys
 import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,13 +20,17 @@ from priory.cli.flower import COMMANDS
 from priory.cli.flower import keys as keys_command
 from priory.core.errors import UsageError
 from priory.deploy import charter as charters
+from priory.deploy.app_hash import written_hash
 from priory.deploy.budget import Budget, Price
+from priory.deploy.exchange import Reply, Request
 from priory.deploy.gateway import traffic_of
 from priory.deploy.journal import Journal
 from priory.deploy.kept import Kept
 from priory.deploy.node_keys import fingerprint, read_public
+from priory.deploy.node_log import NodeLog
 from priory.deploy.roster import Roster
 from priory.deploy.tls import write_authority, write_node_key
+from priory.deploy.wire import encode
 from tests.deploy.test_node_keys import FakeSuperLink
 
 DIGITS = ["--data", "digits", "--partition", "iid", "--model", "linear", "--rounds", "2"]
@@ -70,6 +75,10 @@ def test_help_lists_its_commands(flag, capsys):
         ("status", ["DIR", "--json"]),
         ("forget", ["DIR", "--client", "--run", "--yes"]),
         ("budget", ["DIR", "--client", "--budget-epsilon", "--budget-delta", "--json"]),
+        ("hash", ["DIR"]),
+        ("log", ["verify DIR", "show DIR"]),
+        ("log verify", ["DIR", "--client", "--head"]),
+        ("log show", ["DIR", "--client", "--last"]),
     ],
 )
 def test_help_of_a_command_tells_its_flags(command, flags, capsys):
@@ -94,7 +103,7 @@ def test_what_only_a_simulation_has_is_no_flag(flag, capsys):
     ("argv", "sentence"),
     [
         (["statuss"], "'statuss' is not a command of priory flower; did you mean status?"),
-        (["x"], "choose from schema, init, up, keys, gateway, status, budget, forget"),
+        (["x"], "choose from schema, init, hash, up, keys, gateway, status, log, budget, forget"),
         (["init", "app", "--method", "fedavgg", *DIGITS], "did you mean fedavg?"),
         (["init", "app", "--method=pooled", *DIGITS, *CLIENTS], "pooled needs all data in one place"),
         (["init", "app", "--method"], "--method names no method; write --method pfedbayes, say"),
@@ -116,6 +125,12 @@ def test_what_only_a_simulation_has_is_no_flag(flag, capsys):
         (["keys", "revoke", "keys", "--node", "client-0"], "none is named; give --superlink NAME"),
         (["status", "absent"], "status.json cannot be read (No such file or directory)"),
         (["forget", "absent", "--client", "3"], "is no directory, so there is nothing to forget"),
+        (["hash", "absent"], "absent holds no app of priory"),
+        (["log", "vérify", "state"], "'vérify' is not a command of priory flower log; choose from verify, show"),
+        (["log", "verify", "state"], "state has no log of any client; name the state directory of a node"),
+        (["log", "verify", "state", "--client", "3"], "log.jsonl cannot be read (No such file or directory)"),
+        (["log", "show", "state", "--client", "-1"], "client=-1 is no client's number"),
+        (["log", "show", "state", "--last", "0"], "last=0 is too small; choose 1 or more"),
         (["budget", "state", "--client", "-1"], "client=-1 is no client's number"),
         (["budget", "state", "--client", "3", "--budget-delta", "1e-5"], "give --budget-epsilon as well"),
         (["budget", "state", "--client", "3", "--budget-epsilon", "2"], "needs a δ before the first run"),
@@ -624,6 +639,14 @@ def test_forget_leaves_what_was_spent(state, capsys):
     assert sorted(os.listdir(state)) == ["budget.json", "budget.lock"]
 
 
+def test_forget_leaves_the_log(state, capsys):
+    answered(3, 2)
+    before = (state / "log.jsonl").read_bytes()
+    assert main(["flower", "forget", "state", "--client", "3", "--yes"]) == 0
+    assert os.listdir(state) == ["log.jsonl"]
+    assert (state / "log.jsonl").read_bytes() == before
+
+
 def test_budget_tells_what_was_spent_and_sets_the_total(capsys):
     assert main(["flower", "budget", "state", "--client", "3"]) == 0
     assert "client 3 has answered nothing under differential privacy" in flat(capsys.readouterr().out)
@@ -636,6 +659,134 @@ def test_budget_tells_what_was_spent_and_sets_the_total(capsys):
     assert main(["flower", "budget", "state", "--client", "3", "--budget-epsilon", "9", "--json"]) == 0
     table = json.loads(capsys.readouterr().out)
     assert (table["epsilon"], table["delta"], table["owned"], table["spent"]) == (9.0, 1e-5, True, ledger.spent())
+
+
+# The log of a client.
+
+
+def answered(client, count, reason="", app="a" * 64):
+    """The log of a client after so many requests."""
+    log = NodeLog(Path(f"state/client-{client}"), client)
+    for t in range(count):
+        request = Request("train", {"run": "run-1\x1b[2J", "round": t})
+        reply = Reply({}, {} if reason else encode({"a": np.full(4, 2.0)}), error=reason)
+        log.admit(request, reply, "refused" if reason else "answered", app, "charter")
+    return log
+
+
+def verified(capsys, *argv):
+    """The exit code of `log verify` and what it prints."""
+    code = main(["flower", "log", "verify", "state", *argv])
+    return code, capsys.readouterr().out
+
+
+def test_log_alone_tells_its_commands(capsys):
+    assert main(["flower", "log"]) == 2
+    assert "priory flower log verify DIR" in capsys.readouterr().out
+
+
+def test_log_verify_prints_the_head_of_every_client(capsys):
+    heads = [answered(client, count).verify().head for client, count in ((3, 2), (10, 1))]
+    code, said = verified(capsys)
+    assert code == 0
+    assert said.splitlines() == [
+        f"client 3: 2 entries, the chain holds, head {heads[0]}",
+        f"client 10: 1 entries, the chain holds, head {heads[1]}",
+    ]
+    assert verified(capsys, "--client", "10")[1].startswith("client 10: 1 entries")
+
+
+def test_log_verify_finds_a_line_that_was_changed(capsys):
+    path = answered(3, 3).path
+    answered(4, 1)
+    path.write_text(path.read_text().replace('"round": 1', '"round": 7'))
+    code, said = verified(capsys)
+    assert code == 1
+    first, second = said.splitlines()
+    assert first.startswith("client 3: the log is not whole, and only its first 1 entries can be trusted. Line 2 was")
+    assert "the chain holds" in second
+
+
+def test_log_verify_finds_a_noted_head_until_the_log_is_cut(capsys):
+    log = answered(3, 2)
+    head = log.verify().head
+    answered(3, 2)
+    assert verified(capsys, "--head", head)[0] == 0
+    lines = log.path.read_bytes().splitlines(keepends=True)
+    log.path.write_bytes(lines[0])
+    assert verified(capsys)[0] == 0
+    code, said = verified(capsys, "--head", head)
+    assert code == 1
+    assert "the head that was given is not in it: lines were cut off at the end, or the log was written again" in said
+
+
+def test_log_verify_tells_of_a_crash(capsys):
+    log = answered(3, 2)
+    with log.path.open("ab") as handle:
+        handle.write(b"torn")
+    code, said = verified(capsys)
+    assert code == 0
+    assert "client 3: 4 bytes after the last entry are of a line cut short, as a crash leaves one" in said
+    answered(3, 1)
+    code, said = verified(capsys)
+    assert code == 0
+    assert "client 3: a crash cut a line short, which was replaced by the repair in line 3" in said
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--head", "abc"], "head='abc' is not the hash of an entry; give its 64 hexadecimal digits"),
+        (["--head", "0" * 64], "is of one log, and 2 clients have one here; give --client N"),
+    ],
+)
+def test_log_verify_refuses_a_head_that_is_none(capsys, argv, sentence):
+    answered(3, 1)
+    answered(4, 1)
+    assert sentence in complaint(["log", "verify", "state", *argv], capsys)
+
+
+def test_log_show_prints_the_last_entries(capsys):
+    answered(3, 2)
+    answered(3, 1, app="b" * 64)
+    answered(3, 1, reason="The server has another charter.", app="b" * 64)
+    assert main(["flower", "log", "show", "state", "--client", "3", "--last", "3"]) == 0
+    shown = capsys.readouterr().out
+    client, app, first, other, second, refused = shown.splitlines()
+    assert (client, app, other) == ("client 3:", f"  app {'a' * 64}", f"  app {'b' * 64}")
+    assert "train     answered  round 1  174 bytes, norm 4, SHA-256 " in first
+    assert "train     answered  round 0" in second
+    assert refused.endswith("train     refused   round 0  run run-1�[2J  The server has another charter.")
+    assert "\x1b" not in shown
+
+
+def test_log_show_prints_repairs_and_whatever_else_is_in_a_log(capsys):
+    log = answered(3, 1)
+    log.append({"epsilon": "inf", "kind": None})
+    with log.path.open("ab") as handle:
+        handle.write(b"no entry\n[]\ntorn")
+    answered(3, 1)
+    assert main(["flower", "log", "show", "state"]) == 0
+    assert "repair    replaces 4 bytes of a line cut short" in capsys.readouterr().out
+
+
+def test_init_and_hash_print_the_number_that_nodes_log(capsys):
+    assert main(["flower", "init", "clinic", "--method", "fedavg", *DIGITS, *CLIENTS]) == 0
+    number = written_hash(Path("clinic"))
+    shown = flat(capsys.readouterr().out)
+    assert f"SHA-256 of the app, which every node logs: {number}" in shown
+    assert "after a change: priory flower hash clinic" in shown
+    with Path("clinic/clinic/rows.py").open("a") as rows:
+        rows.write("# changed\n")
+    assert main(["flower", "hash", "clinic"]) == 0
+    changed = capsys.readouterr().out.strip()
+    assert changed == written_hash(Path("clinic")) != number
+
+
+def test_init_writes_an_app_where_flower_is_not_installed(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr.cli.build", None)
+    assert main(["flower", "init", "clinic", "--method", "fedavg", *DIGITS, *CLIENTS]) == 0
+    assert "The SHA-256 of clinic needs Flower, which is not installed" in flat(capsys.readouterr().out)
 
 
 def test_init_tells_what_privacy_costs_and_how_much_of_it_the_grid(capsys):
@@ -717,6 +868,12 @@ def test_up_deals_every_node_its_own_rows_and_no_others(taken, capsys):
     rows = [{row.tobytes() for row in np.load(f"here/nodes/{node}/rows.npz")["x"]} for node in (0, 1)]
     assert rows[0]
     assert len(rows[0] & rows[1]) < 5  # a few images are there twice
+
+
+def test_up_prints_the_number_that_nodes_log(taken, capsys):
+    assert main(["flower", *UP, "--port", str(taken)]) == 2
+    shown = flat(capsys.readouterr().out)
+    assert f"SHA-256 of the app, which every node logs: {written_hash(Path('here/app'))}" in shown
 
 
 def test_up_warns_of_a_certificate_that_expires_soon(taken, capsys):

@@ -17,6 +17,7 @@ from priory.data import schema as schemas
 from priory.data.schema import Schema
 from priory.deploy import charter as charters
 from priory.deploy import shared
+from priory.deploy.app_hash import written_hash
 from priory.deploy.charter import Charter
 
 # Simulation's own business, or what a node would need more rows for.
@@ -125,6 +126,14 @@ def privacy_of(charter: Charter) -> list[str]:
     if known is not None:
         lines.append(f"for anyone who learns which clients take part in each round, ε = {known:.4g} (docs/security.md)")
     return lines
+
+
+def hash_line(app: Path) -> str:
+    """Return the app's SHA-256 in a sentence, or why it is not known."""
+    try:
+        return f"SHA-256 of the app, which every node logs: {written_hash(app)}"
+    except UsageError as error:  # without Flower an app can still be written
+        return str(error)
 
 
 def _method_of(argv: Sequence[str]) -> tuple[str, list[str]]:

@@ -12,7 +12,7 @@ from priory.deploy import kept
 TEXT = (
     "Delete what a client keeps on this machine, of one run or of all: the states of its posterior, its personal "
     "models, and answers that it stored. What the server learned of it cannot be taken back, so what its answers cost "
-    "stays on record (`priory flower budget`)."
+    "(`priory flower budget`) and the log of what it sent (`priory flower log`) stay."
 )
 DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "The state directory of the node.", placed="DIR")
 CLIENT = Flag("client", (), int, flags.REQUIRED, "Number of the client (partition-id of its node).")

@@ -37,6 +37,8 @@ def init(argv: Sequence[str]) -> int:
         f"  {package.name + '/manifest.toml':26}method and settings",
         *(simulated if wanted.federation is not None else []),
         f"{'and' if wanted.federation is not None else 'run it'} on a SuperLink as docs/deploy.md says",
+        asked.hash_line(directory),
+        f"  after a change: priory flower hash {directory}",
         *wanted.shared,
         *asked.privacy_of(wanted.charter),
     ]

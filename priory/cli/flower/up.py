@@ -83,7 +83,7 @@ def up(argv: Sequence[str]) -> int:
     operations = {"min-replies": chosen.min_replies, "timeout": chosen.timeout, "attempts": chosen.attempts}
     free = {"rounds": charter.settings.rounds, "seed": charter.settings.seed}
     told(f"{charter.name} on {federation.describe()}")
-    for line in (*wanted.shared, *asked.privacy_of(charter)):
+    for line in (asked.hash_line(app), *wanted.shared, *asked.privacy_of(charter)):
         told(line)
     told(f"starting a server and {len(nodes)} nodes on 127.0.0.1{', with TLS and node keys' if chosen.secure else ''}")
     if chosen.secure and find_nginx() is None:
