@@ -13,6 +13,8 @@ from priory.cli import main
 from priory.cli.app import COMMANDS
 from priory.cli.flower import COMMANDS as FLOWER
 from priory.data import describe, files
+from priory.deploy.app_hash import written_hash
+from priory.deploy.node_log import NodeLog
 from priory.reproduce import names, read
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +44,7 @@ NOT_RUN = {
     "priory flower up": "starts servers; the last test of this file runs it",
     "priory flower status": "needs a server that ran; the last test of this file has one",
     "priory flower forget": "needs a node that ran; the last test of this file has one",
+    "priory flower log": "needs a node that ran; the last test of this file has one",
 }
 # Pages that take more than six seconds, and the fast tests of the same code.
 SLOW = {
@@ -191,5 +194,11 @@ def test_a_federation_of_the_pages_runs_on_this_machine(capsys):
     up = next(words for _, words in commands_of(ROOT / "docs" / "deploy.md") if begins(words, "priory flower up"))
     assert main([*up[1:], "--rounds", "1", "--out", "here"]) == 0, capsys.readouterr().err
     assert "4 of 4 replies usable" in capsys.readouterr().out
+    number = written_hash(Path("here/app"))
+    for node in range(4):
+        assert main(["flower", "log", "verify", f"here/nodes/{node}/state"]) == 0
+        entries = NodeLog(Path(f"here/nodes/{node}/state/client-{node}"), node).entries()
+        assert {"train", "evaluate"} <= {one["kind"] for one in entries}
+        assert {(one["app"], one["outcome"]) for one in entries} == {(number, "answered")}
     assert main(["flower", "status", "here"]) == 0
     assert main(["flower", "forget", "here/nodes/0/state", "--client", "0", "--yes"]) == 0

@@ -1,7 +1,9 @@
 """The SHA-256 of an app: what the operator sees is what a node finds, whoever installed the app and however often."""
 
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
@@ -13,6 +15,8 @@ from priory.deploy.app_hash import hash_of_files, installed_hash, written_hash
 from priory.methods import get
 from tests.deploy.conftest import small_charter
 from tests.deploy.test_app import ODD, SPEC
+
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 
 
 @pytest.fixture
@@ -73,6 +77,16 @@ def test_a_file_that_was_put_into_an_installed_app_shows(app, file):
     before = installed_hash(there)
     change(there, file, "\n")
     assert installed_hash(there) != before
+
+
+def test_the_command_of_the_page_prints_the_number(app):
+    there = installed(app)
+    (there / "clinic" / "__pycache__").mkdir()
+    (there / "clinic" / "__pycache__" / "rows.cpython-311.pyc").write_bytes(b"compiled")
+    (there / "uv.lock").write_text("version = 1\n")
+    (command,) = [line for line in PAGE.read_text().splitlines() if line.startswith("    find ")]
+    said = subprocess.run(["bash", "-c", command], cwd=there, capture_output=True, text=True, check=True).stdout
+    assert said.split()[0] == installed_hash(there) == written_hash(app)
 
 
 def test_contents_that_changed_places_have_another_number():
