@@ -74,7 +74,7 @@ def package_of(directory: Path) -> Path:
     """The package directory of an app that `write_app` wrote."""
     found = sorted(path.parent for path in directory.glob("*/manifest.toml"))
     if not (directory / "pyproject.toml").is_file() or len(found) != 1:
-        raise UsageError(f"{directory} holds no app of priory; make one with `priory flower init {directory}`.")
+        raise UsageError(f"{directory} does not contain a Priory app; make one with `priory flower init {directory}`.")
     return found[0]
 
 

@@ -10,7 +10,9 @@ agree on the answer of the first.
 
 Under local privacy every answer costs ρ (zero-concentrated differential privacy), and ρ adds up over rounds and runs.
 Under central privacy a client trusts the server's noise, and a run costs what it claims from its first answer on. Until
-the owner sets a total, it is the claim of the first run: a server that invents further runs learns nothing.
+the owner sets a total, it is the claim of the first run: a server that invents further runs learns nothing. Once the
+owner has set one, apps without differential privacy get no answer; and the owner may require that the noise is added
+here (`local`).
 """
 
 import fcntl
@@ -89,12 +91,14 @@ class Book:
         epsilon: The total; None until there is one.
         delta: δ at which the total is meant.
         owned: Whether the owner has set it; otherwise it is the claim of the first run.
+        local: Whether the owner requires local privacy.
         runs: By name.
     """
 
     epsilon: float | None = None
     delta: float = 0.0
     owned: bool = False
+    local: bool = False
     runs: dict[str, Spent] = field(default_factory=dict)
 
     def spent(self, rho: float = 0.0, epsilon: float = 0.0, delta: float = 0.0) -> float:
@@ -118,6 +122,18 @@ class Budget:
 
     place: Path
     client: int
+
+    def admit(self, mode: str | None) -> None:
+        """Raise unless the owner allows apps with that form of differential privacy, or without any."""
+        book, whose = self.read(), f"The owner of client {self.client}"
+        if book.local and mode != "local":
+            told = "no differential privacy" if mode is None else f"dp={mode!r}"
+            raise UsageError(f"{whose} requires local differential privacy, and this app has {told}; use --dp local.")
+        if book.owned and mode is None:
+            raise UsageError(
+                f"{whose} allows ε = {book.epsilon:g} over all runs, and this app has no differential privacy; use "
+                "--dp."
+            )
 
     def promise(self, run: str, t: int, question: str, price: Price) -> str:
         """Spend what an answer costs; raise if it must not be given.
@@ -158,11 +174,18 @@ class Budget:
     def allow(self, epsilon: float, delta: float) -> None:
         """Set the owner's total."""
         if not epsilon >= 0:
-            raise UsageError(f"budget-epsilon={epsilon:g} is no budget; choose 0 to answer nothing, or more.")
+            raise UsageError(f"budget-epsilon={epsilon:g} must be 0, which answers nothing, or more.")
         if not 0 < delta < 1:
-            raise UsageError(f"budget-delta={delta:g} is no probability between 0 and 1; choose a small one, as 1e-5.")
+            raise UsageError(
+                f"budget-delta={delta:g} must be between 0 and 1, both excluded; choose a small one, as 1e-5."
+            )
         with self._changed() as book:
             book.epsilon, book.delta, book.owned = epsilon, delta, True
+
+    def require(self, local: bool) -> None:
+        """Set whether noise must be added on this node."""
+        with self._changed() as book:
+            book.local = local
 
     def read(self) -> Book:
         """Return what is in the file; an empty book where there is none."""
@@ -171,10 +194,13 @@ class Budget:
             table: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
             runs = {name: _spent(line) for name, line in table.pop("runs", {}).items()}
             book = Book(**table, runs=runs)
-            if not (isinstance(book.delta, float) and isinstance(book.epsilon, float | None)):
+            numbers = isinstance(book.delta, float) and isinstance(book.epsilon, float | None)
+            if not (numbers and isinstance(book.owned, bool) and isinstance(book.local, bool)):
                 raise ValueError
         except OSError as error:
-            raise UsageError(f"{path} cannot be read ({error.strerror}), so nothing is answered; mend that.") from None
+            raise UsageError(
+                f"{path} cannot be read ({error.strerror}), so nothing is answered; make it readable."
+            ) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(
                 f"{path} is damaged, so nothing is answered; put a copy of it back, or delete it, after which nobody "

@@ -97,6 +97,7 @@ class Client:
                 f"The server has charter {request.config.get('charter')} and client {self.number} has "
                 f"{self.charter.digest}: their apps differ; submit the app again, so that all nodes get it."
             )
+        self.budget.admit(None if self.charter.ledger is None else self.charter.ledger.mode)
 
     def _train_in_private(self, request: Request) -> tuple[Reply, Outcome]:
         """Return the one answer that the budget pays for: it is stored before it leaves, and given again as it is."""
@@ -196,7 +197,6 @@ class Client:
         """The rows to learn from and those that score; read once."""
         if self._rows is None:
             own = self._own_examples()
-            own.check(self.charter, self.number)
             order = np.argsort(own.is_test, kind="stable")
             num = int((~own.is_test).sum())
             scale = None if own.scale is None else own.scale[order]
@@ -209,12 +209,16 @@ class Client:
         return self._rows
 
     def _own_examples(self) -> Examples:
-        """The rows; why they cannot be read is told on this node alone, for a sentence about a row may quote it."""
+        """Return the rows, checked; why they cannot be read is logged on this node alone, since it may quote a row."""
         try:
-            return self._read()
+            own = self._read()
+            if self._is_private:  # the sentences of the check count rows
+                own.check(self.charter, self.number)
         except UsageError as error:
             LOG.error("client %s cannot read its rows: %s", self.number, error)
             raise UsageError(f"Client {self.number} cannot read its rows; the log of its node says why.") from None
+        own.check(self.charter, self.number)
+        return own
 
     def _config(self, request: Request) -> dict[str, Any]:
         """What every answer says: which question it answers, and by whom it was made."""

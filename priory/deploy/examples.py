@@ -38,7 +38,7 @@ class Examples:
         """Raise unless the rows have the form that the charter says."""
         num, shape, classes = len(self.x), charter.question.input_shape, charter.question.num_classes
         if self.x.shape[1:] != shape:
-            raise UsageError(f"Client {client} has examples of shape {self.x.shape[1:]} not {shape}; mend them.")
+            raise UsageError(f"Client {client} has examples of shape {self.x.shape[1:]} not {shape}; correct them.")
         if self.y.shape != (num,):
             raise UsageError(f"Client {client} has {num} inputs and {len(self.y)} labels; give one label for each.")
         if self.is_test.dtype != np.bool_ or self.is_test.shape != (num,):
@@ -48,7 +48,7 @@ class Examples:
             )
         for name, values in (("inputs", self.x), ("labels", self.y)):
             if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
-                raise UsageError(f"Client {client} has {name} that are not finite numbers; mend or drop these rows.")
+                raise UsageError(f"Client {client} has {name} that are not finite numbers; correct or drop these rows.")
         if classes is not None and self.y.dtype.kind not in "iu":
             raise UsageError(f"Client {client} has labels of type {self.y.dtype}; give whole numbers below {classes}.")
         if classes is not None and num and not 0 <= self.y.min() <= self.y.max() < classes:

@@ -162,7 +162,7 @@ class Kept:
             whole = False
         if not whole:
             raise UsageError(
-                f"{path} is damaged, so the client's state is lost; `priory flower forget` it to start anew."
+                f"{path} is damaged, so the client's state is lost; `priory flower forget` it to start again."
             )
         if any(told.get(name) != value for name, value in self._identity().items()):
             raise UsageError(
@@ -196,7 +196,7 @@ def secret_in(path: Path) -> Key:
         return secret_key(path.read_text(errors="replace"))
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise UsageError(f"{path} can be neither read nor written ({error.strerror}); mend that, and go on.") from None
+        raise UsageError(f"{path} can be neither read nor written ({error.strerror}); make it so, and go on.") from None
 
 
 def secret_key(text: str) -> Key:
@@ -206,7 +206,7 @@ def secret_key(text: str) -> Key:
         if len(words) != 4:
             raise ValueError
     except ValueError:
-        raise UsageError("The secret is damaged; forget the client's state in this run to start anew.") from None
+        raise UsageError("The secret is damaged; forget the client's state in this run to start again.") from None
     key = jax.random.wrap_key_data(jnp.asarray(words[:2].astype(np.uint32)))
     return jax.random.fold_in(jax.random.fold_in(key, int(words[2])), int(words[3]))
 

@@ -70,7 +70,7 @@ class Fleet:
     Attributes:
         directory: Where everything is kept; a second fleet on the same directory goes on with the same keys and state.
         nodes: The node config of each client.
-        port: The SuperLink's port; the nodes take the ports after it. Free ones are found unless given.
+        port: The SuperLink's port; gateway and nodes take the ports after it. Free ones are found unless given.
         secure: Whether to use TLS and registered keys.
         environments: More environment variables, for each node.
         traffic: What a gateway admits; without it, or without TLS or nginx, nodes connect to the SuperLink itself.
@@ -90,7 +90,7 @@ class Fleet:
         if len(self.environments) != len(nodes):
             raise UsageError(f"{len(self.environments)} environments for {len(nodes)} nodes; give one for each node.")
         self._traffic, self._nginx = traffic, find_nginx() if secure and traffic else None
-        self.port, self.gateway_port, *self.node_ports = take_ports(2 + len(nodes), port)
+        self.port, self.gateway_port, self._inside, *self.node_ports = take_ports(3 + len(nodes), port)
         self.superlink: Process | None = None
         self._started: list[Process] = []
         self.supernodes: list[Process | None] = [None for _ in nodes]
@@ -270,7 +270,8 @@ class Fleet:
         assert self._nginx is not None
         assert self._traffic is not None
         addresses = f"{HOST}:{self.gateway_port}", f"{HOST}:{self.port}"
-        write_gateway(self._gateway, self._traffic, self.directory / "certificates", *addresses, self._traffic.nodes)
+        place, certificates = self._gateway, self.directory / "certificates"
+        write_gateway(place, self._traffic, certificates, *addresses, self._traffic.nodes, self._inside)
         # Started by root, nginx would work as a user who may not enter our directory.
         rights = "daemon off; user root;" if os.geteuid() == 0 else "daemon off;"
         arguments = ["-p", str(self._gateway), "-c", CONFIG, "-g", rights]

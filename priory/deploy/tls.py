@@ -83,8 +83,8 @@ def renew_server_certificate(directory: Path, days: int = DAYS, now: datetime.da
     missing = [name for name in ("ca.crt", "ca.key", "server.pem") if not (directory / name).is_file()]
     if missing:
         raise UsageError(
-            f"{directory} lacks {', '.join(missing)}, without which no server certificate is renewed; bring them here "
-            "from where they are kept, or make a new set in another directory."
+            f"{directory} lacks {', '.join(missing)}, without which the server certificate cannot be renewed; bring "
+            "them here from where they are kept, or make a new set in another directory."
         )
     authority, hosts = _read(directory / "ca.crt"), _hosts(_read(directory / "server.pem"))
     key = _private_key(directory / "ca.key")

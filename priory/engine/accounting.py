@@ -297,6 +297,11 @@ def open_ledger(
     _accounting()
     replaces = mode == "local" or participation.kind == "fixed"
     clip, reach, origin = _reach(chosen, method, name, task, mode, replaces)
+    if deployed and chosen.dp_sensitivity is not None and chosen.dp_sensitivity < reach:
+        raise UsageError(
+            f"dp-sensitivity={chosen.dp_sensitivity:g} is an assumption for simulations, since one client can change "
+            f"what is released by {reach:.4g}; leave it out on a network."
+        )
     drawn = _spending(mode, participation, bool(jax.tree.leaves(contact.client)), root, chosen.rounds, chosen.dp_delta)
     size = trees.size(contact.message.payload)
     spending: Spending = drawn

@@ -74,7 +74,7 @@ def test_help_lists_its_commands(flag, capsys):
         ("keys revoke", ["DIR", "--node", "--superlink"]),
         ("status", ["DIR", "--json"]),
         ("forget", ["DIR", "--client", "--run", "--yes"]),
-        ("budget", ["DIR", "--client", "--budget-epsilon", "--budget-delta", "--json"]),
+        ("budget", ["DIR", "--client", "--budget-epsilon", "--budget-delta", "--require", "--json"]),
         ("hash", ["DIR"]),
         ("log", ["verify DIR", "show DIR"]),
         ("log verify", ["DIR", "--client", "--head"]),
@@ -114,7 +114,10 @@ def test_what_only_a_simulation_has_is_no_flag(flag, capsys):
         (["keys", "keys", "--days", "0"], "days=0"),
         (["keys", "keys", "--host", "not a host"], "not a host"),
         (["keys", "list", "absent"], "absent holds neither certificates nor public keys; name the directory"),
-        (["keys", "renew", "absent"], "absent lacks ca.crt, ca.key, server.pem, without which no server certificate"),
+        (
+            ["keys", "renew", "absent"],
+            "absent lacks ca.crt, ca.key, server.pem, without which the server certificate cannot",
+        ),
         (["keys", "renew", "absent", "--public", "x.pub"], "public='x.pub' is for the key of a node; give --node"),
         (["keys", "renew", "absent", "--out", "x"], "out='x' is for the key of a node; give --node client-0"),
         (["keys", "renew", "absent", "--node", "client-0", "--days", "9"], "days=9 is for the server certificate"),
@@ -125,16 +128,17 @@ def test_what_only_a_simulation_has_is_no_flag(flag, capsys):
         (["keys", "revoke", "keys", "--node", "client-0"], "none is named; give --superlink NAME"),
         (["status", "absent"], "status.json cannot be read (No such file or directory)"),
         (["forget", "absent", "--client", "3"], "is no directory, so there is nothing to forget"),
-        (["hash", "absent"], "absent holds no app of priory"),
+        (["hash", "absent"], "absent does not contain a Priory app"),
         (["log", "vérify", "state"], "'vérify' is not a command of priory flower log; choose from verify, show"),
         (["log", "verify", "state"], "state has no log of any client; name the state directory of a node"),
         (["log", "verify", "state", "--client", "3"], "log.jsonl cannot be read (No such file or directory)"),
         (["log", "show", "state", "--client", "-1"], "client=-1 is no client's number"),
         (["log", "show", "state", "--last", "0"], "last=0 is too small; choose 1 or more"),
-        (["budget", "state", "--client", "-1"], "client=-1 is no client's number"),
-        (["budget", "state", "--client", "3", "--budget-delta", "1e-5"], "give --budget-epsilon as well"),
-        (["budget", "state", "--client", "3", "--budget-epsilon", "2"], "needs a δ before the first run"),
-        (["budget", "state", "--client", "3", "--budget-epsilon", "-2", "--budget-delta", "1e-5"], "is no budget"),
+        (["budget", "state", "--client", "-1"], "client=-1 must be 0 or more"),
+        (["budget", "typo", "--client", "3"], "typo does not exist; name the state directory of the node"),
+        (["budget", ".", "--client", "3", "--budget-delta", "1e-5"], "give --budget-epsilon as well"),
+        (["budget", ".", "--client", "3", "--budget-epsilon", "2"], "needs a δ before the first run"),
+        (["budget", ".", "--client", "3", "--budget-epsilon", "-2", "--budget-delta", "1e-5"], "must be 0"),
     ],
     ids=lambda value: " ".join(value[:4]) if isinstance(value, list) else "",
 )
@@ -188,7 +192,8 @@ def test_a_gateway_is_written_for_an_app(capsys):
     limit = traffic_of(charters.load(Path("clinic/clinic"))).body
     assert f"limits: {limit} bytes per request" in said
     assert f"client_max_body_size {limit};" in config
-    assert "listen 0.0.0.0:9000 ssl;" in config
+    assert "listen 0.0.0.0:9000;" in config
+    assert "listen 127.0.0.1:8001 ssl proxy_protocol;" in config
     assert "server 127.0.0.1:8000;" in config
     assert "@" not in config
     assert "start: nginx -p gateway -c nginx.conf" in " ".join(said.split())
@@ -197,7 +202,7 @@ def test_a_gateway_is_written_for_an_app(capsys):
 def test_a_gateway_needs_an_app(capsys):
     assert main(["flower", "keys", "keys"]) == 0
     said = complaint(["gateway", "gateway", "--app", "none", "--keys", "keys"], capsys)
-    assert "none holds no app of priory" in said
+    assert "none does not contain a Priory app" in said
     assert not Path("gateway").exists()
 
 
@@ -414,7 +419,7 @@ def test_schema_never_writes_over_a_file(capsys):
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["digits"], "'digits' is no .csv or .npz file; name one"),
+        (["digits"], "'digits' must be a .csv or .npz file"),
         (["absent.csv", *COLUMNS], "absent.csv does not exist"),
         (["visits.csv", *COLUMNS[:2]], "visits.csv does not say which client a row is of; give --clients N"),
         (["visits.csv", *COLUMNS, "--out", "absent/schema.toml"], "absent/schema.toml cannot be written (No such file"),
@@ -519,7 +524,7 @@ def test_rows_without_clients_are_dealt_to_as_many_as_the_schema_states():
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["init", "app"], "No data are named; give --data NAME or FILE, or --schema FILE for an app without rows"),
+        (["init", "app"], "Give --data NAME or FILE, or --schema FILE for an app without rows"),
         (["init", "app", "--schema", "absent.toml"], "absent.toml cannot be read (No such file or directory); draft"),
         (["init", "app", "--schema", "schema.toml", "--clients", "2"], "clients=2 describes rows, and --schema stands"),
         (["init", "app", "--schema", "schema.toml", "--scale", "error"], "scale='error' describes rows"),
@@ -648,6 +653,7 @@ def test_forget_leaves_the_log(state, capsys):
 
 
 def test_budget_tells_what_was_spent_and_sets_the_total(capsys):
+    Path("state").mkdir()
     assert main(["flower", "budget", "state", "--client", "3"]) == 0
     assert "client 3 has answered nothing under differential privacy" in flat(capsys.readouterr().out)
     ledger = Budget(Path("state/client-3"), 3)
@@ -659,6 +665,9 @@ def test_budget_tells_what_was_spent_and_sets_the_total(capsys):
     assert main(["flower", "budget", "state", "--client", "3", "--budget-epsilon", "9", "--json"]) == 0
     table = json.loads(capsys.readouterr().out)
     assert (table["epsilon"], table["delta"], table["owned"], table["spent"]) == (9.0, 1e-5, True, ledger.spent())
+    assert main(["flower", "budget", "state", "--client", "3", "--require", "local"]) == 0
+    assert "its owner requires local differential privacy" in flat(capsys.readouterr().out)
+    assert ledger.read().local
 
 
 # The log of a client.

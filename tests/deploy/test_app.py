@@ -132,7 +132,7 @@ def test_what_is_no_app_is_not_taken_for_one(tmp_path, charter, damage):
     if damage == "two packages":
         (place / "other").mkdir()
         (place / "other" / "manifest.toml").write_text("")
-    with pytest.raises(UsageError, match="clinic holds no app of priory; make one with `priory flower init"):
+    with pytest.raises(UsageError, match="clinic does not contain a Priory app; make one with `priory flower init"):
         package_of(place)
 
 

@@ -71,6 +71,7 @@ def attacks(fleet):
         "control from outside": lambda: control(fleet, outside),
         "600 MB from outside": lambda: huge(fleet, outside),
         "slow from outside": lambda: slow(fleet, outside),
+        "flood from outside": lambda: flood(fleet, outside),
         "hijack on the server": lambda: acquire(fleet, fleet.port),
         "hijack with another secret": lambda: acquire(fleet, fleet.port, wrong),
         "hijack on a node": lambda: acquire(fleet, fleet.node_ports[0], plain=True),
@@ -138,13 +139,34 @@ def huge(fleet, port):
 
 
 def slow(fleet, port):
-    """How a body ends of which a byte comes every second."""
+    """How a request ends whose body stops coming: the status, or that the connection was closed."""
     with stream(fleet, port) as connection:
-        connection.sendall(head(1000))
-        for _ in range(5):
-            connection.sendall(b"x")
-            time.sleep(1.0)
-        return "nothing reached the SuperLink"
+        connection.settimeout(30.0)
+        connection.sendall(head(1000) + b"x" * 5)
+        answer = connection.recv(100)
+        return int(answer.split()[1]) if answer else "closed"
+
+
+def flood(fleet, port):
+    """How many of 1500 connections from an address, which begin a handshake and say no more, are held open."""
+    with contextlib.ExitStack() as held:
+        opened = []
+        for _ in range(1500):
+            opened.append(held.enter_context(socket.create_connection(("127.0.0.1", port), 10, ("127.0.0.2", 0))))
+            with contextlib.suppress(OSError):
+                opened[-1].sendall(b"\x16\x03\x01")
+        time.sleep(5.0)
+        return "held" if sum(map(is_open, opened)) > 500 else "closed"
+
+
+def is_open(connection):
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 def head(length):
@@ -185,12 +207,13 @@ def test_training_goes_on_under_attack(attacked):
     ("attack", "answer"),
     [
         ("hijack from outside", {404, 503}), ("control from outside", {404, 503}), ("600 MB from outside", {413, 503}),
+        ("slow from outside", {408, 503, "closed"}), ("flood from outside", {"closed"}),
         ("hijack on the server", {401}), ("hijack with another secret", {401}), ("hijack on a node", {401}),
     ],
 )  # fmt: skip
 def test_an_attack_is_refused_every_time(attacked, attack, answer):
     answers = attacked["answers"][attack]
-    assert sum(answers.values()) > 10
+    assert sum(answers.values()) > (10 if attack not in ("slow from outside", "flood from outside") else 2)
     assert set(answers) <= answer
 
 

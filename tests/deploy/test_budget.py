@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -115,19 +116,50 @@ def test_a_budget_of_nothing_answers_nothing(budget):
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(-1.0, 1e-5), (float("nan"), 1e-5), (1.0, 0.0), (1.0, 1.0)])
 def test_a_total_that_is_none_is_refused(budget, epsilon, delta):
-    with pytest.raises(UsageError, match="is no"):
+    with pytest.raises(UsageError, match="must be"):
         budget.allow(epsilon, delta)
 
 
-def test_of_many_questions_at_once_one_is_promised(tmp_path):
+def test_of_many_questions_at_once_one_is_promised(tmp_path, monkeypatch):
+    read = Budget.read
+
+    def slowly(budget):
+        book = read(budget)
+        time.sleep(0.02)  # the others come between reading and writing, unless they wait for the lock
+        return book
+
     def ask(question):
         try:
-            return Budget(tmp_path, 3).promise("a", 0, str(question), LOCAL) == ""
-        except UsageError:
-            return False
+            return Budget(tmp_path, 3).promise("a", 0, str(question), LOCAL)
+        except UsageError as error:
+            return str(error)
 
+    monkeypatch.setattr(Budget, "read", slowly)
     with ThreadPoolExecutor(20) as pool:
-        assert sum(pool.map(ask, range(20))) == 1
+        answers = sorted(pool.map(ask, range(20)))
+    assert answers[0] == ""
+    assert {one[:34] for one in answers[1:]} == {"Client 3 has answered round 0 and "}
+
+
+@pytest.mark.parametrize(("mode", "fits"), [("local", True), ("central", True), (None, False)])
+def test_an_owned_total_admits_private_apps_alone(budget, mode, fits):
+    budget.admit(mode)
+    budget.allow(8.0, 1e-5)
+    if fits:
+        budget.admit(mode)
+    else:
+        with pytest.raises(UsageError, match="The owner of client 3 allows ε = 8 over all runs, and this app has no "):
+            budget.admit(mode)
+
+
+@pytest.mark.parametrize(("mode", "told"), [("central", "dp='central'"), (None, "no differential privacy")])
+def test_an_owner_can_require_local_privacy(budget, mode, told):
+    budget.require(True)
+    budget.admit("local")
+    with pytest.raises(UsageError, match=f"requires local differential privacy, and this app has {told}; use --dp loc"):
+        budget.admit(mode)
+    budget.require(False)
+    budget.admit(mode)
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,16 @@ def test_a_private_client_killed_before_it_stored_its_answer_gives_one_later(pri
     assert client.budget.read().runs["run-1"].answers == 1
 
 
+@pytest.mark.parametrize("kind", ["hello", "train", "evaluate"])
+def test_once_its_owner_has_set_a_total_a_client_answers_no_app_without_privacy(deployed, kind):
+    made = deployed()
+    client = made.client(0)
+    client.budget.allow(8.0, 1e-5)
+    reply = client.answer(asked(made.charter, kind))
+    assert reply.error.startswith("The owner of client 0 allows ε = 8 over all runs, and this app has no differential ")
+    assert (reply.arrays, reply.metrics, "examples" in reply.config) == ({}, {}, False)
+
+
 def test_rows_that_cannot_be_read_cost_nothing(private):
     def broken():
         raise UsageError("No rows.")
@@ -297,6 +307,12 @@ def test_rows_that_cannot_be_read_cost_nothing(private):
     client = Client(private.charter, 0, broken, private.place / "node-0")
     assert "cannot read its rows" in client.answer(asked(private.charter)).error
     assert client.budget.spent() is None
+
+
+def test_a_private_client_does_not_report_how_many_rows_it_has(private):
+    rows = of_client(private.federation, 0)
+    error = changed_rows(private, y=rows.y[:-1]).answer(asked(private.charter)).error
+    assert error == "Client 0 cannot read its rows; the log of its node says why."
 
 
 def test_what_is_only_asked_to_learn_and_keeps_its_message_costs_nothing(private):

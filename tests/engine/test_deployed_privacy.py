@@ -118,3 +118,21 @@ def test_a_deployment_asks_for_its_sampler_when_the_app_is_made(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "opendp.prelude", None)
     with pytest.raises(UsageError, match=r"install priory\[privacy\]"):
         dataclasses.replace(charter(dp="local", dp_noise=1.0)).check()
+
+
+def test_an_assumed_sensitivity_is_for_simulations_alone():
+    """A server could otherwise buy an answer with hardly any noise for a small ε."""
+    asked = {"dp": "local", "rounds": 1, "dp_noise": 1.0, "dp_delta": DELTA, "dp_sensitivity": 1e-7}
+    with pytest.raises(
+        UsageError, match=r"dp-sensitivity=1e-07 is an assumption for simulations, since one client can"
+    ):
+        _ = small_charter(methods.get("fedavg")(), **asked).ledger
+
+
+def test_discrete_noise_that_is_too_far_from_a_rounded_gaussian_is_promised_nothing():
+    sampled, size = Poisson(60, 0.1, 21), 10**16
+    found = sampled.epsilon(2.0, 20, 0.999 * DELTA)
+    assert (1 + math.exp(found)) * 20 * math.sqrt(size) / (32 * 4.0**accounting.GRID_BITS) < DELTA / 1000
+    assert OnGrid(sampled, size).epsilon(2.0, 20, DELTA) == found
+    more = math.ceil((DELTA / 1000 * 32 * 4.0**accounting.GRID_BITS / (20 * (1 + math.exp(found)))) ** 2)
+    assert OnGrid(sampled, 2 * more).epsilon(2.0, 20, DELTA) == math.inf

@@ -75,13 +75,13 @@ def _budget(argv: Sequence[str]) -> int:
 
 
 COMMANDS: Commands = {
-    "schema": ("draft a file that states what an app tells of the data, for you to review", _schema),
+    "schema": ("draft a file that lists what an app reveals about the data, for you to review", _schema),
     "init": ("write a Flower app that trains a method, to read, change and run with `flwr run`", _init),
     "hash": ("print the SHA-256 of an app, which every node logs", _hash),
     "up": ("start a whole federation on this machine, with TLS and keys, run it and take it down", _up),
     "keys": ("make, list, renew and revoke the keys of a server and its nodes", _keys),
     "gateway": ("write a configuration for nginx that admits requests of nodes alone", _gateway),
-    "status": ("tell how the server of a run stands", _status),
+    "status": ("show the status of a run's server", _status),
     "log": ("check the log of what a client was asked and sent, and show its last entries", _log),
     "budget": ("show what a client's answers under differential privacy cost, and set the total it allows", _budget),
     "forget": ("delete what a client keeps of its runs", _forget),

@@ -84,7 +84,7 @@ def parse(command: str, argv: Sequence[str], rest: Sequence[Flag], text: str, wi
 def _dealt(chosen: DataFlags, schema: Schema | None) -> Federation | None:
     """The rows of the data, dealt to as many clients as a schema states; None if there is a schema and no data."""
     if not chosen.data and schema is None:
-        raise UsageError("No data are named; give --data NAME or FILE, or --schema FILE for an app without rows.")
+        raise UsageError("Give --data NAME or FILE, or --schema FILE for an app without rows.")
     if schema is None:
         return chosen.federation()
     if not chosen.data:
@@ -121,7 +121,7 @@ def privacy_of(charter: Charter) -> list[str]:
     epsilon, known = ledger.spent(ledger.rounds), ledger.spent_if_cohorts_are_known(ledger.rounds)
     lines = [
         f"{ledger.mode} differential privacy, {ledger.relation}: {ledger.rounds} rounds cost ε = {epsilon:.4g} at "
-        f"δ = {ledger.delta:g}, of which {epsilon - ledger.spent_if_continuous:.2g} are for noise on a grid"
+        f"δ = {ledger.delta:g}, {epsilon - ledger.spent_if_continuous:.2g} more than with noise of infinite precision"
     ]
     if known is not None:
         lines.append(f"for anyone who learns which clients take part in each round, ε = {known:.4g} (docs/security.md)")

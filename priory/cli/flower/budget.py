@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 from priory import report
 from priory.cli import flags
@@ -15,24 +16,35 @@ from priory.deploy.kept import client_directory
 TEXT = (
     "Show what a client's answers under differential privacy have cost over all runs, and set the total that its owner "
     "allows. A run that would exceed the total is refused before its first answer. Until a total is set, it is the "
-    "claim of the first run."
+    "claim of the first run. Once it is set, apps without differential privacy get no answer."
 )
 DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "The state directory of the node.", placed="DIR")
 CLIENT = Flag("client", (), int, flags.REQUIRED, "Number of the client (partition-id of its node).")
 EPSILON = Flag("budget_epsilon", (), float | None, None, "Set the total ε of all runs; 0 answers nothing.")
 DELTA = Flag("budget_delta", (), float | None, None, "δ at which the total is meant; that of the first run by default.")
+REQUIRE = Flag(
+    "require",
+    (),
+    Literal["local", "any"] | None,
+    None,
+    "Answer only where noise is added on this node (local), or also where the server adds it (any, from the start).",
+)
 JSON = Flag("json", (), bool, False, "Print one JSON object.")
 
 
 def budget(argv: Sequence[str]) -> int:
     """Return the exit code of `priory flower budget`."""
-    groups = {"budget": flags.group("budget", "", [DIRECTORY, CLIENT, EPSILON, DELTA, JSON])}
+    groups = {"budget": flags.group("budget", "", [DIRECTORY, CLIENT, EPSILON, DELTA, REQUIRE, JSON])}
     values = flags.parse(groups, argv, "priory flower budget", TEXT)["budget"]
     directory, client = Path(values["directory"]), values["client"]
     if client < 0:
-        raise UsageError(f"client={client} is no client's number; give the partition-id of its node, 0 or more.")
+        raise UsageError(f"client={client} must be 0 or more; give the partition-id of its node.")
+    if not directory.is_dir():
+        raise UsageError(f"{directory} does not exist; name the state directory of the node, or make it first.")
     found = Budget(client_directory(directory, client), client)
     _set(found, values["budget_epsilon"], values["budget_delta"])
+    if values["require"] is not None:
+        found.require(values["require"] == "local")
     book = found.read()
     if values["json"]:
         print(json.dumps({**asdict(book), "spent": book.spent() if book.runs else 0.0}))
@@ -56,10 +68,14 @@ def _set(found: Budget, epsilon: float | None, delta: float | None) -> None:
 
 def lines_of(book: Book, client: int) -> list[str]:
     """Return the budget in words."""
+    required = ["  its owner requires local differential privacy (--require local)"] if book.local else []
     if book.epsilon is None:
-        return [f"client {client} has answered nothing under differential privacy, and has no total"]
+        return [f"client {client} has answered nothing under differential privacy, and has no total", *required]
     whose = "set by its owner" if book.owned else "the claim of its first run, since its owner has set none"
-    lines = [f"client {client}: ε {book.spent():.4g} of {book.epsilon:.4g} spent at δ = {book.delta:g}; {whose}"]
+    lines = [
+        f"client {client}: ε {book.spent():.4g} of {book.epsilon:.4g} spent at δ = {book.delta:g}; {whose}",
+        *required,
+    ]
     for name, run in book.runs.items():
         cost = f"ρ = {run.rho:.4g} (local)" if run.rho else f"ε = {run.epsilon:.4g}, δ = {run.delta:g} (central)"
         lines.append(f"  {name}: {run.answers} answers, the last in round {run.round}; {cost}")

@@ -40,7 +40,10 @@ def gateway(argv: Sequence[str]) -> int:
         f"reload: {command} -s reload   (after a new app or new certificates, and a new configuration for the app)",
     ]
     if find_nginx() is None:
-        lines.append("nginx is not installed on this machine; install it first (apt install nginx-light)")
+        lines.append(
+            "nginx with its stream module is not installed on this machine; install it first (apt install nginx-light "
+            "libnginx-mod-stream)"
+        )
     for line in lines:
         report.console().print(line, markup=False, highlight=False, soft_wrap=True)
     return 0

@@ -18,7 +18,7 @@ TEXT = (
     "Make what a TLS federation needs: an authority, a server certificate signed by it, and a key pair for each node. "
     "ca.crt goes to every node and to whoever submits runs; server.pem, server.key and superexec.secret to the server; "
     "each private key to its node and nowhere else; each .pub to whoever registers nodes. ca.key signs further "
-    "servers: keep it away. Later, `priory flower keys list DIR` shows what is there and what expires soon; `renew` "
+    "servers: keep it offline. Later, `priory flower keys list DIR` shows what is there and what expires soon; `renew` "
     "replaces the server certificate or a node's key; `revoke` turns a node's key away. Each has its own --help."
 )
 LIST_TEXT = (

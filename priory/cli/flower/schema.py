@@ -29,7 +29,7 @@ def schema(argv: Sequence[str]) -> int:
     values = flags.parse(groups, argv, "priory flower schema", TEXT)["schema"]
     path, out, clients = values.pop("data"), Path(values.pop("out")), values.pop("clients")
     if Path(path).suffix not in OWN_FILES:
-        raise UsageError(f"{path!r} is no .csv or .npz file; name one (a public data set needs no schema).")
+        raise UsageError(f"{path!r} must be a .csv or .npz file; a public data set needs no schema.")
     loaded = data.load(path, **values | {"drop": flags.flatten(values["drop"])})
     text = draft.draft(loaded, clients, values["scaling"])
     try:

@@ -1,4 +1,4 @@
-"""`priory flower status`: how the server of a run stands, for people and for monitors."""
+"""`priory flower status`: the status of a run's server, for people and for monitors."""
 
 import json
 from collections.abc import Sequence
@@ -10,9 +10,7 @@ from priory.cli import flags
 from priory.cli.flags import Flag
 from priory.deploy.journal import read_events, read_status
 
-TEXT = (
-    "Tell how the server of a run stands. The exit code is 0 if it is at work or has finished, 1 if it failed or died."
-)
+TEXT = "Show the status of a run's server. The exit code is 0 if it is at work or has finished, 1 if it failed or died."
 DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "The server's directory (`out`).", placed="DIR")
 JSON = Flag("json", (), bool, False, "Print one JSON object.")
 DEAD = 1

@@ -87,7 +87,7 @@ def up(argv: Sequence[str]) -> int:
         told(line)
     told(f"starting a server and {len(nodes)} nodes on 127.0.0.1{', with TLS and node keys' if chosen.secure else ''}")
     if chosen.secure and find_nginx() is None:
-        told("nginx is not installed, so nodes connect to the SuperLink itself and not, as they should, to a gateway")
+        told("nginx with its stream module is not installed, so nodes connect to the SuperLink without a gateway")
     for certificate in certificates_in(place / "flower" / "certificates") if chosen.secure else ():
         if warning := certificate.warning():
             told(f"warning: {warning}")
