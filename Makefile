@@ -1,14 +1,21 @@
-# Needs Python >= 3.11 and make; every target makes its own environment first.
+# Needs Python >= 3.11 and make; every target makes its own environment first, from a lock in requirements/. Ray and the
+# other sides of the benchmark are not locked.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
+PIP_LOCKED := $(PIP_INSTALL) --require-hashes --requirement
 INSTALLED := .venv/.installed
 SIMULATION_INSTALLED := .venv/.installed-simulation
+TOOLS := .venv-tools/bin
+TOOLS_INSTALLED := .venv-tools/.installed
+# One form of the locks for all systems, without the hosts that this machine asks.
+COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(TOOLS)/uv pip compile --quiet --universal --generate-hashes \
+	--python-version 3.11 --no-emit-index-url --no-emit-find-links
 OTHERS := torch flower fedjax pfl
 OTHERS_INSTALLED := $(OTHERS:%=.venv-%/.installed)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow digests mutants lint format docs bench results reproduce-quick wheel clean
+.PHONY: help demo test slow digests mutants lint format docs bench results reproduce-quick lock licences sbom audit wheel clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -58,20 +65,45 @@ reproduce-quick: $(INSTALLED) ## the short form of every table, held against the
 	rm -rf build/quick
 	$(BIN)/priory reproduce all --quick --seeds 1 --out build/quick --guard results
 
+lock: $(TOOLS_INSTALLED) ## fit requirements/ to pyproject.toml with uv; LOCK=--upgrade renews every version
+	$(COMPILE) --extra dev pyproject.toml --output-file requirements/dev.txt $(LOCK)
+	$(COMPILE) --extra flower --extra privacy pyproject.toml --constraint requirements/dev.txt \
+		--output-file requirements/deploy.txt $(LOCK)
+	$(COMPILE) --group tools --output-file requirements/tools.txt $(LOCK)
+
+licences: $(INSTALLED) ## write docs/licences.md from the installed packages
+	$(BIN)/python requirements/licences.py
+
+sbom: $(TOOLS_INSTALLED) ## write build/sbom.json: what a server or node installs, in CycloneDX
+	@mkdir -p build
+	PYTHONWARNINGS=ignore $(TOOLS)/cyclonedx-py requirements requirements/deploy.txt --pyproject pyproject.toml --validate \
+		--output-reproducible --output-format JSON --output-file build/sbom.json
+
+audit: $(TOOLS_INSTALLED) ## ask OSV for known vulnerabilities; "Error 1": found some, "Error 4": no answer, so not audited
+	@$(TOOLS)/python requirements/audit.py
+
 wheel: $(INSTALLED) ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build --outdir dist .
 
 clean: ## remove what the targets above produced, environments included
-	rm -rf .venv $(OTHERS:%=.venv-%) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-tools $(OTHERS:%=.venv-%) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find priory tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps are newer than what they were installed from, so nothing is installed twice.
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml requirements/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "$(PYTHON) is missing or older than 3.11; set PYTHON=/path/to/python3.11 or newer."; exit 1; }
 	@test -x $(BIN)/python || { echo "making .venv"; $(PYTHON) -m venv .venv; }
 	@echo "installing priory and its development tools"
-	@$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
+	@$(BIN)/python $(PIP_LOCKED) requirements/dev.txt
+	@$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# `pyproject.toml` names the tools and is no reason to install them again: `make lock` must run after it has changed.
+$(TOOLS_INSTALLED): requirements/tools.txt
+	@test -x $(TOOLS)/python || { echo "making .venv-tools"; $(PYTHON) -m venv .venv-tools; }
+	@echo "installing uv, cyclonedx-bom and pip-audit"
+	@$(TOOLS)/python $(PIP_LOCKED) requirements/tools.txt
 	@touch $@
 
 # Ray is needed by one slow test alone, and is large.

@@ -20,7 +20,12 @@ from pygments.formatters import HtmlFormatter
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Files above `docs/` that pages link to, and where they are in the site.
-ABOVE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CITATION.cff": "CITATION.cff"}
+ABOVE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CITATION.cff": "CITATION.cff",
+    "SECURITY.md": "security-policy.md",
+}
 # The rooms of the API reference, in the order of the menu; those that are named neither here nor below come last.
 FIRST = [
     "priory.data",
