@@ -1,8 +1,10 @@
 """A personal model as files: `weights.safetensors`, `model.json` and, where asked for, `draws.nc`.
 
 The weights are the leaves of the posterior by their paths; no structure is written and nothing is pickled. A reader
-gets the structure from `jax.eval_shape` of the method's own verbs, so a file that does not fit it is refused. Nobody's
-examples are in the files but the alignment set, which all clients know; held-out rows leave their conformal scores.
+gets the structure from `jax.eval_shape` of the method's own verbs, so a file that does not fit it is refused.
+
+The files contain the alignment set, which all clients know, and one conformal score per held-out row. A model of
+kNN-Per contains the client's training examples as its last layer sees them, with labels; no other method keeps any.
 """
 
 import hashlib
