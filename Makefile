@@ -15,7 +15,7 @@ OTHERS := torch flower fedjax pfl
 OTHERS_INSTALLED := $(OTHERS:%=.venv-%/.installed)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow digests mutants lint format docs bench results reproduce-quick lock licences sbom audit wheel clean
+.PHONY: help demo test slow digests mutants counts lint format docs bench results reproduce-quick lock licences sbom audit wheel clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ digests: $(INSTALLED) ## compare what every method computes with the digests in 
 mutants: $(INSTALLED) ## count the small faults of tests/mutants that the tests catch, on two cores
 	rm -f build/mutants.jsonl
 	$(BIN)/python tests/mutants/run.py
+
+counts: $(INSTALLED) ## count the tests again in docs/testing.md
+	$(BIN)/python -m tests.counts
 
 lint: $(INSTALLED) ## check formatting, rules and types
 	$(BIN)/ruff format --check .

@@ -32,7 +32,7 @@ IDENTIFIERS = {
 def main() -> None:
     """Replace the table of the page."""
     head, _, rest = PAGE.read_text().partition(START)
-    PAGE.write_text(head + START + table() + END + rest.partition(END)[2])
+    PAGE.write_text(f"{head}{START}\n{table()}\n{END}{rest.partition(END)[2]}")
 
 
 def table() -> str:

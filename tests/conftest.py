@@ -26,6 +26,7 @@ import pytest
 from priory.data import files
 from priory.engine.compilation import cache_directory
 from tests.budget import Budget
+from tests.counts import COLLECTED
 
 # Set on import, since JAX reads the device count once, at its first use.
 jax.config.update("jax_disable_most_optimizations", not OPTIMISED)
@@ -58,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give a file's tests to one worker, since they compile the same programs, unless they name a group."""
+    config.stash[COLLECTED] = list(items)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(file_of(item)))
