@@ -42,7 +42,8 @@ def audit(argv: Sequence[str]) -> int:
     path, _ = opened(values)
     chosen = Options(**values["audit"])
     with progress.counting("auditing") as told:
-        found = audit_run(path, canaries=chosen.canaries, seed=chosen.seed, told=told)
+        trust = values["output"]["trust_code"]
+        found = audit_run(path, canaries=chosen.canaries, seed=chosen.seed, told=told, trust_code=trust)
     told_of = f"delta {found.delta:g}, {found.relation}; sensitivity {found.assumption}"
     guessed = f"{found.correct} of {found.guesses} coins guessed right, {found.canaries} canaries"
     lines = [f"claim   epsilon {found.claim:.4g} ({found.mode}, {told_of})"]

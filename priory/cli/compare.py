@@ -110,6 +110,7 @@ def compare(argv: Sequence[str]) -> int:
         raise UsageError(f"seeds={output.seeds} is too small; choose 1 or more.")
     if output.report:  # before anything is computed
         report.check_drawing()
+    start.import_typed(values["run"])
     start.start_jax(output.devices)
     chosen = federation.from_values(values["data"])
     data, settings = chosen.federation(), settings_from(values["run"], chosen)
@@ -128,7 +129,7 @@ def compare(argv: Sequence[str]) -> int:
         )
         return INTERRUPTED
     if finished and output.report:
-        write_report([cell.path for cell in finished], directory / "report.html")
+        write_report([cell.path for cell in finished], directory / "report.html", trust_code=True)  # as in `_summary`
     outcome.failures.conclude(f"of {len(named)} methods")
     return DIVERGED if outcome.diverged else 0
 
@@ -250,7 +251,8 @@ def _summary(cell: Cell, data: Federation, label: str, **how: Any) -> dict[str, 
         return RunDirectory(cell.path).summary()
     with progress.watching(label) as watcher:
         if (cell.path / "manifest.toml").exists():
-            run = resume(cell.path, federation=data, listener=watcher, **how)
+            # `_is_finished` has compared the manifest with the command, so its model was typed by the user.
+            run = resume(cell.path, federation=data, listener=watcher, trust_code=True, **how)
         else:
             settings = dataclasses.asdict(cell.settings)
             run = simulate(cell.method, data, out=cell.path, listener=watcher, **how, **settings)

@@ -34,7 +34,7 @@ def effects(argv: Sequence[str]) -> int:
     groups = run_groups("effects") | {"effects": flags.group("effects", "", flags.flags_of(Options()))}
     values = flags.parse(groups, argv, prog="priory effects", text=TEXT)
     path, _ = opened(values)
-    run, chosen = load(path), Options(**values["effects"])
+    run, chosen = load(path, trust_code=values["output"]["trust_code"]), Options(**values["effects"])
     check_effects(run.method, run.name, chosen.level)
     num, console = num_effects(run), report.console()
     too_many = (

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from priory import report
-from priory.cli.run import named_run
+from priory.cli import flags
+from priory.cli.run import opened, run_groups
 from priory.engine import load
 
 TEXT = "Print a lower bound on log p(D), D being the training examples of all clients that take part."
@@ -16,8 +17,9 @@ ASSUMPTION = (
 
 def elbo(argv: Sequence[str]) -> int:
     """The exit code of `priory elbo`."""
-    path, _ = named_run(argv, "elbo", TEXT)
-    run = load(path)
+    values = flags.parse(run_groups("elbo"), argv, prog="priory elbo", text=TEXT)
+    path, _ = opened(values)
+    run = load(path, trust_code=values["output"]["trust_code"])
     bound, done = run.elbo(), f"{run.completed} of {run.settings.rounds} rounds"
     console = report.console()
     console.print(f"{run.name} on {run.federation.name} after {done}", markup=False, soft_wrap=True)

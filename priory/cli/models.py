@@ -29,42 +29,44 @@ class Named:
 
 def named_model(values: dict[str, dict[str, Any]], client: str | None) -> Named:
     """The model that the values of `run_groups` and a client's name stand for."""
-    path = Path(values["run"]["directory"])
+    path, trust = Path(values["run"]["directory"]), values["output"]["trust_code"]
     if is_model(path):
         if client is not None:
             raise UsageError(f"{path} is the model of one client, so that client={client} says nothing; leave it out.")
+        if trust:
+            start.import_from_here()
         start.start_jax(values["output"]["devices"])
-        return _loaded(path)
+        return _loaded(path, trust)
     if client is None:
         raise UsageError(
             f"No client is named, and {path} is not the model of a single one; see `priory clients {path}`."
         )
     path, _ = opened(values)
     later = onboarded(path)
-    run = load_finished(path)
+    run = load_finished(path, trust)
     if client in run.federation.clients and client in later:
         raise UsageError(
             f"client={client} took part in {path}, and one that came later has the same name; name the later one by "
             f"its directory, {later[client]}."
         )
     if client in later:
-        return _loaded(later[client])
+        return _loaded(later[client], trust)
     if client not in run.federation.clients:
         raise checks.unknown("client", client, [*run.federation.clients, *later])
     run.check_client(client)
     return Named(run.federation.form, run.task.likelihood, lambda: run.client(client))
 
 
-def _loaded(path: Path) -> Named:
-    model = load_model(path)
+def _loaded(path: Path, trust: bool) -> Named:
+    model = load_model(path, trust_code=trust)
     return Named(model.form, model.task.likelihood, lambda: model)
 
 
-def load_finished(path: Path) -> Run:
+def load_finished(path: Path, trust: bool) -> Run:
     """The run in a directory, which must have ended: a model that changes at the next commit is nobody's."""
     if RunDirectory(path).checkpoint.is_dir() and RunDirectory(path).summary() is None:
         raise UsageError(f"{path} is not finished; end it with `priory resume {path}`.")
-    return load(path)
+    return load(path, trust_code=trust)
 
 
 def onboarded(path: Path) -> dict[str, Path]:

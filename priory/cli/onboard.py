@@ -17,7 +17,7 @@ from priory.cli import flags
 from priory.cli.app import DIVERGED
 from priory.cli.models import MODEL, ONBOARDED
 from priory.cli.rows import predictions
-from priory.cli.run import free_path, opened, run_groups
+from priory.cli.run import free_path, opened, run_groups, trusting
 from priory.core.errors import UsageError
 from priory.data import checks
 from priory.data.form import Form
@@ -100,7 +100,7 @@ def onboard(argv: Sequence[str]) -> int:
         raise UsageError(
             f"{path} is not finished, and a client joins a finished run; end it with `priory resume {path}`."
         )
-    run, console = load(path), report.console()
+    run, console = load(path, trust_code=values["output"]["trust_code"]), report.console()
     form, likelihood = run.federation.form, run.task.likelihood
     data = None if chosen.data is None else read_rows(form, likelihood, chosen.data, chosen.target, with_labels=True)
     asked = None if chosen.predict is None else read_rows(form, likelihood, chosen.predict)
@@ -113,7 +113,8 @@ def onboard(argv: Sequence[str]) -> int:
         files["predictions.csv"] = _predictions(outcome, asked, console)
     place = _write(path / ONBOARDED / (chosen.name or Path(chosen.data or chosen.predict or "").stem), files)
     save_model(outcome.model.named(place.name), place / MODEL)
-    console.print(f"it predicts with: priory predict {path} --client {place.name}", markup=False, soft_wrap=True)
+    command = f"priory predict {path} --client {place.name}{trusting(run.settings)}"
+    console.print(f"it predicts with: {command}", markup=False, soft_wrap=True)
     console.print(f"{' and '.join(sorted(files))} in {place}", markup=False, soft_wrap=True)
     if outcome.scores is not None and outcome.scores["scores"][KEYS[outcome.way]]["nll"] is None:
         warnings.warn(

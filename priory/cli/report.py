@@ -7,7 +7,7 @@ from pathlib import Path
 from priory import report
 from priory.cli import flags, start
 from priory.cli.flags import Flag
-from priory.cli.run import Elsewhere, recorded_devices, write_report
+from priory.cli.run import TRUST, Elsewhere, recorded_devices, write_report
 from priory.report.records import find
 from priory.store import RunDirectory
 
@@ -46,15 +46,18 @@ def report_command(argv: Sequence[str]) -> int:
     groups = {
         "runs": flags.group("runs", "", [RUNS]),
         "report": flags.group("report", "", flags.flags_of(Options())),
-        "output": flags.group("output", "", [devices]),
+        "output": flags.group("output", "", [devices, TRUST]),
     }
     values = flags.parse(groups, argv, prog="priory report", text=TEXT)
     places, chosen = values["runs"]["directory"], Options(**values["report"])
     report.check_drawing()
     found, _ = find(places)
+    trust = values["output"]["trust_code"]
+    if trust:
+        start.import_from_here()
     start.start_jax(values["output"]["devices"], recorded_devices(RunDirectory(found[0]).manifest()))
     out = Path(chosen.out) if chosen.out else _default(places)
-    write_report(places, out, ood=chosen.ood)
+    write_report(places, out, ood=chosen.ood, trust_code=trust)
     return 0
 
 

@@ -22,8 +22,17 @@ from priory.data import Federation
 from priory.engine import Run, Settings, manifest, resume, simulate
 from priory.engine.problem import tasks_of
 from priory.fed.method import AdviceWarning, Alone
+from priory.models.model import imports, several
 from priory.store import RunDirectory, read_manifest
 
+TRUST = Flag(
+    "trust_code",
+    (),
+    bool,
+    False,
+    "Import the Python code that a file names as its model (module:factory), from installed packages or the current "
+    "directory; only if you trust whoever wrote the file.",
+)
 METHOD_GROUP = "Hyper-parameters of the method, its optimiser and its local work."
 DATA_GROUP = "The federation."
 RUN_GROUP = "How the federation is run."
@@ -94,6 +103,7 @@ def run(argv: Sequence[str]) -> int:
     )
     output = Elsewhere(**values["output"])
     _check_end(output)
+    start.import_typed(values["run"])
     start.start_jax(output.devices)
     chosen = federation.from_values(values["data"])
     method, settings = flags.build(method, values["method"]), settings_from(values["run"], chosen)
@@ -112,7 +122,8 @@ def resume_command(argv: Sequence[str]) -> int:
     if RunDirectory(path).summary() is not None:
         report.console().print(f"{path} is finished already.")
     with progress.interruptible() as stop, progress.watching(_label(table)) as watcher:
-        finished = resume(path, listener=watcher, stop=stop, track=end.track)
+        how: dict[str, Any] = {"listener": watcher, "stop": stop, "track": end.track}
+        finished = resume(path, trust_code=values["output"]["trust_code"], **how)
     if finished.diverged and not finished.session.warned:  # it ended before, in another process
         warnings.warn(finished.diverged, AdviceWarning, stacklevel=2)
     return _end(finished, end)
@@ -127,7 +138,7 @@ def run_groups(command: str) -> dict[str, type[Any]]:
     """The flags of a command that reads a run directory."""
     directory = Flag("directory", (), str, flags.REQUIRED, "The run directory.", placed="DIR")
     devices = flags.find(Elsewhere(), "devices", command)
-    return {"run": flags.group("run", "", [directory]), "output": flags.group("output", "", [devices])}
+    return {"run": flags.group("run", "", [directory]), "output": flags.group("output", "", [devices, TRUST])}
 
 
 def opened(values: dict[str, dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
@@ -135,6 +146,8 @@ def opened(values: dict[str, dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
     path = Path(values["run"]["directory"])
     path = path.parent if path.name == "manifest.toml" else path
     table = RunDirectory(path).manifest()
+    if values["output"]["trust_code"]:
+        start.import_from_here()
     start.start_jax(values["output"]["devices"], recorded_devices(table))
     return path, table
 
@@ -205,7 +218,8 @@ def conclude(finished: Run, certify: bool = False) -> int:
     if finished.completed < finished.session.last_round:
         console.print(
             f"Stopped after round {finished.completed} of {finished.settings.rounds}; "
-            f"go on with: priory resume {finished.path}{_tracked(finished)}",
+            f"go on with: priory resume {finished.path}{_tracked(finished)}{trusting(finished.settings)}",
+            markup=False,
             soft_wrap=True,
         )
         return INTERRUPTED
@@ -267,6 +281,12 @@ def write_report(places: Sequence[Path | str], out: Path, **options: Any) -> Non
     told(f"report: {report.write(places, out, told=told, **options)}")
 
 
+def trusting(settings: Settings) -> str:
+    """The flag that a command needs to read a run with a model of the user's own."""
+    named = [settings.model or "", *several(settings.models or "")]
+    return " --trust-code" if any(map(imports, named)) else ""
+
+
 def _tracked(run: Run) -> str:
     """The flag with which a run goes on being sent to where it was."""
     tools = [] if run.path is None else list(RunDirectory(run.path).tracked())
@@ -292,7 +312,8 @@ def _compare_architectures(finished: Run, alone: bool) -> int:
                 **dataclasses.asdict(settings),
             )
         if apart.completed < settings.rounds:
-            report.console().print(f"Stopped; compare with the clients alone by: priory resume {finished.path}")
+            again = f"priory resume {finished.path}{trusting(finished.settings)}"
+            report.console().print(f"Stopped; compare with the clients alone by: {again}", markup=False, soft_wrap=True)
             return INTERRUPTED
         for model, row in apart.extra["architectures"].items():
             found[model] |= _gained(found[model], row)
@@ -313,16 +334,21 @@ def _gained(together: dict[str, float | None], alone: dict[str, float | None]) -
 
 def _run_manifest(path: Path, argv: Sequence[str]) -> int:
     values = flags.parse(
-        {"output": flags.group("output", "", flags.flags_of(Elsewhere()))},
+        {
+            "output": flags.group("output", "", flags.flags_of(Elsewhere())),
+            "trust": flags.group("trust", "", [TRUST]),
+        },
         argv,
         prog=f"priory run {path}",
         text="Run a manifest again; the same devices give the same numbers.",
     )
-    output = Elsewhere(**values["output"])
+    output, trust_code = Elsewhere(**values["output"]), values["trust"]["trust_code"]
     _check_end(output)
     table = read_manifest(path)
+    if trust_code:
+        start.import_from_here()
     start.start_jax(output.devices, recorded_devices(table))
-    recipe = manifest.read(table)
+    recipe = manifest.read(table, file=path, trust_code=trust_code)
     for name, value in recipe.given.items():
         raise UsageError(f"{path} was given {name}={value}, which a manifest cannot hold; run it again from Python.")
     return _simulate(recipe.method, recipe.federation, recipe.settings, output)

@@ -3,16 +3,17 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from priory.core.errors import UsageError
 from priory.engine.compilation import keep_compiled
+from priory.models.model import imports, several
 
 
 def start_jax(devices: int | None, recorded: int | None = None) -> None:
     """Give JAX one host device a core (or as many as asked for, or as a manifest records) and a cache on disk."""
-    import_from_here()
     if devices is not None and devices < 1:
         raise UsageError(f"devices={devices} is too small; choose 1 or more.")
     wanted = devices or recorded or _num_cores()
@@ -27,10 +28,18 @@ def start_jax(devices: int | None, recorded: int | None = None) -> None:
             ) from None
 
 
-def import_from_here() -> None:
-    """Let `--model mynet:make` find mynet.py in the current directory, as `python -m` would.
+def import_typed(run: dict[str, Any]) -> None:
+    """Let `--model mynet:make` find mynet.py in the current directory, if the flags of a run name such a model."""
+    named = [run["model"] or "", *several(run["models"] or "")]
+    if any(map(imports, named)):
+        import_from_here()
 
-    It comes last, so that a file with the name of an installed library does not hide the library.
+
+def import_from_here() -> None:
+    """Let modules be imported from the current directory, as `python -m` does.
+
+    Only for names that the user typed or trusts: libraries look for optional packages, and would find files of these
+    names here. The directory comes last, so that a file with the name of an installed library does not hide it.
     """
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:

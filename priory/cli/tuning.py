@@ -17,7 +17,7 @@ from priory.cli.app import DIVERGED, INTERRUPTED
 from priory.cli.failures import Failures
 from priory.cli.federation import DataFlags
 from priory.cli.flags import Flag
-from priory.cli.run import DATA_GROUP, METHOD_GROUP, RUN_GROUP, numbered, run_flags, settings_from
+from priory.cli.run import DATA_GROUP, METHOD_GROUP, RUN_GROUP, numbered, run_flags, settings_from, trusting
 from priory.core.errors import UsageError
 from priory.data import Federation
 from priory.engine import Settings, manifest
@@ -93,6 +93,7 @@ def tune(argv: Sequence[str]) -> int:
         raise UsageError(
             f"exclude-uncertain={share} needs the rows that tuning scores on; leave it out, and run with it."
         )
+    start.import_typed(values["run"])
     start.start_jax(output.devices)
     chosen = federation.from_values(values["data"])
     return _tune(method, axes, chosen, settings_from(values["run"], chosen), output)
@@ -189,7 +190,7 @@ def _tune(method: Any, axes: list[Axis], chosen: DataFlags, settings: Settings, 
             f"Scores are means over seeds on {data.validation.total} validation rows; the test rows were not read. "
             f"The manifest of the best setting trains on the validation rows too (validation 0)."
         )
-        console.print(f"priory run {directory}/manifest.toml", markup=False, soft_wrap=True)
+        console.print(f"priory run {directory}/manifest.toml{trusting(settings)}", markup=False, soft_wrap=True)
     failures.conclude("of the parts of the grid")
     if best and best[0].mean_and_error(by)[0] is None:
         warnings.warn(f"Training diverged with every setting: no {by} is finite; try lower step sizes.", stacklevel=2)

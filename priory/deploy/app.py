@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from priory.core.errors import UsageError
-from priory.deploy.charter import Charter
+from priory.deploy.charter import MANIFEST, Charter
 from priory.engine.manifest import version_of
 from priory.store import write_atomically
 
 LONGEST = 32  # characters of an app's name; Flower bundles none with more
+CODE = (".py", ".toml")  # Flower puts no other file that could run into an app's bundle
 FILES = {
     "server.py": "{}/server.py",
     "client.py": "{}/client.py",
@@ -68,6 +69,21 @@ def write_app(
     except OSError as error:
         raise UsageError(f"{directory} cannot be written ({error.strerror}); choose a directory that can.") from None
     return directory / package
+
+
+def changed_files(directory: Path, fresh: Path) -> list[str]:
+    """Return the files by which the code of an app differs from that of a fresh one."""
+    found = {
+        place: {path.relative_to(place) for path in place.rglob("*.*") if path.suffix in CODE}
+        for place in (directory, fresh)
+    }
+    names = found[directory] | found[fresh]
+    same = {
+        name
+        for name in found[directory] & found[fresh]
+        if name.name == MANIFEST or (directory / name).read_bytes() == (fresh / name).read_bytes()
+    }
+    return sorted(map(str, names - same))
 
 
 def package_of(directory: Path) -> Path:

@@ -14,6 +14,8 @@ import dataclasses
 import hashlib
 import json
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -44,7 +46,7 @@ from priory.fed.method import Channel, Message, Task, Thins
 from priory.fed.screen import Limits
 from priory.fed.shard import Pool, Shard, Shards
 from priory.fed.visit import Record
-from priory.models.model import default_spec
+from priory.models.model import check_trusted, default_spec
 from priory.store import write_atomically
 
 MANIFEST, PROBLEM = "manifest.toml", "problem.json"
@@ -258,24 +260,43 @@ def _drawn_up(method: Any, chosen: Settings, form: Form, asked: Question, public
     return charter.running(dp_noise=charter.ledger.noise)  # solved for once, and the same on all sides
 
 
-def load(directory: Path) -> Charter:
-    """The charter in the directory of an app; raises when it is damaged, or was made by another version."""
+def load(directory: Path, trust_code: bool = False) -> Charter:
+    """The charter in the directory of an app; raises when it is damaged, or was made by another version.
+
+    Args:
+        trust_code: Whether it may name a model that is Python code.
+    """
+    charter = read(directory)
+    named = {"model": charter.settings.model, "models": charter.settings.models}
+    check_trusted(named, directory / MANIFEST, trust_code)
+    with _undamaged(directory):
+        charter.check()
+    return charter
+
+
+def read(directory: Path) -> Charter:
+    """The charter in the directory of an app before it is checked, so that no model is built and no code imported."""
     table, problem = _read_toml(directory / MANIFEST), _read_json(directory / PROBLEM)
     check_version(str(table["environment"].get("priory", "")), f"{directory.name}/{MANIFEST}")
-    try:
+    with _undamaged(directory):
         hyper = dict(table["method"])
         method = manifest.from_table(methods.get(str(hyper.pop("name", ""))), hyper)
         form = forms.from_table(problem["form"], tuple(problem["input_shape"]))
         public = None if problem["public"] is None else _from_text(problem["public"])
         asked = _question(form, bool(problem["has_scale"]), int(problem["clients"]), int(problem["examples"]), public)
-        charter = Charter(method, settings.make(dict(table["run"])), form, asked, public)
-        charter.check()
+        return Charter(method, settings.make(dict(table["run"])), form, asked, public)
+
+
+@contextmanager
+def _undamaged(directory: Path) -> Iterator[None]:
+    """Turn whatever the values of a damaged app raise into one sentence."""
+    try:
+        yield
     except UsageError:
         raise
     except Exception as error:  # a value of another kind fails wherever it is first used
         said = f"{type(error).__name__}: {error}"[:200]
         raise UsageError(f"{MANIFEST} or {PROBLEM} in {directory} is damaged ({said}); make the app again.") from None
-    return charter
 
 
 def _question(form: Form, has_scale: bool, clients: int, examples: int, public: np.ndarray | None) -> Question:

@@ -103,6 +103,7 @@ def audit(
     method: Any = None,
     model: Any = None,
     told: Callable[[int, int], None] = lambda done, total: None,
+    trust_code: bool = False,
 ) -> Audit:
     """The audit of the run in a directory, which is made again with canaries; written there as audit.json.
 
@@ -114,11 +115,13 @@ def audit(
         method: As it was given to `simulate`, if it is not registered.
         model: As it was given to `simulate`, if it was an object.
         told: Hears how many rounds of how many are done.
+        trust_code: As for `resume`.
     """
     if canaries is not None and canaries < FEWEST:
         raise UsageError(f"canaries={canaries} are too few to refute much; give {FEWEST} or more.")
     directory = RunDirectory(path)
-    recipe = manifest.read(directory.manifest(), federation, method)
+    file, trusted = directory.path / "manifest.toml", trust_code or model is not None
+    recipe = manifest.read(directory.manifest(), federation, method, file=file, trust_code=trusted)
     if model is None and "model" in recipe.given:
         raise UsageError(
             f"The run in {path} was given model={recipe.given['model']}, which a manifest cannot hold; pass it again."

@@ -31,7 +31,7 @@ from priory.engine.problem import with_likelihood
 from priory.fed.method import Task
 from priory.fed.shard import Pool, Shard
 from priory.models.likelihood import Categorical, Gaussian
-from priory.models.model import Head, as_model, parse
+from priory.models.model import Head, as_model, check_trusted, parse
 from priory.store import sync_directory
 
 FORMAT = 1
@@ -73,12 +73,14 @@ def save_model(model: PersonalModel, path: Path | str, draws: int = 0) -> Path:
     return path
 
 
-def load_model(path: Path | str, *, method: Any = None, model: Any = None) -> PersonalModel:
+def load_model(path: Path | str, *, method: Any = None, model: Any = None, trust_code: bool = False) -> PersonalModel:
     """The personal model in a directory that `save_model` or `priory export` wrote; it predicts with the same bits.
 
     Args:
         method: As it was given to `simulate`, if it is not registered.
         model: The network as it was given to `simulate`, if it was an object.
+        trust_code: Import the Python code that the directory names as a model, such as `mynet:make`. Set it only if you
+            trust whoever wrote the directory; a network given as `model` needs no trust.
     """
     path = Path(path)
     table, raw = _read_description(path), _read(path / WEIGHTS)
@@ -87,6 +89,8 @@ def load_model(path: Path | str, *, method: Any = None, model: Any = None) -> Pe
             raise UsageError(
                 f"{path / WEIGHTS} does not match its checksum, so it was damaged; export the model again."
             )
+        if model is None:
+            check_trusted({"model": table["task"]["model"]}, path / DESCRIPTION, trust_code)
         return _assembled(path, table, raw, method, model)
     except UsageError:
         raise

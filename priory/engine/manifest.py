@@ -19,7 +19,7 @@ from priory.engine import settings
 from priory.engine.rounds import Plan
 from priory.engine.settings import Settings
 from priory.fed.method import Channel
-from priory.models.model import default_spec
+from priory.models.model import check_trusted, default_spec
 
 PACKAGES = ("priory", "jax", "flax", "optax", "numpy")
 
@@ -86,11 +86,22 @@ class Recipe:
     environment: dict[str, Any]
 
 
-def read(table: dict[str, Any], federation: Federation | None = None, method: Any = None) -> Recipe:
-    """The method, data and settings of a manifest; a method or data that no name describes are passed in."""
-    for part in ("method", "run", "data"):
-        if not isinstance(table.get(part), dict):
-            raise UsageError(f"The manifest has no [{part}] table; name the manifest.toml that a run wrote.")
+def read(
+    table: dict[str, Any],
+    federation: Federation | None = None,
+    method: Any = None,
+    *,
+    file: Path = Path("manifest.toml"),
+    trust_code: bool = False,
+) -> Recipe:
+    """The method, data and settings of a manifest; a method or data that no name describes are passed in.
+
+    Args:
+        file: Where the table was read, for errors.
+        trust_code: Whether the manifest may name a model that is Python code.
+    """
+    _check_tables(table, "method", "run", "data")
+    check_trusted({name: table["run"].get(name) for name in ("model", "models")}, file, trust_code)
     if method is None:
         if "method" in table.get("given", {}):
             raise UsageError(
@@ -98,6 +109,13 @@ def read(table: dict[str, Any], federation: Federation | None = None, method: An
             )
         hyper = dict(table["method"])
         method = from_table(methods.get(str(hyper.pop("name", ""))), hyper)
+    federation = read_data(table, federation)
+    return Recipe(method, federation, settings.make(table["run"]), table.get("given", {}), table.get("environment", {}))
+
+
+def read_data(table: dict[str, Any], federation: Federation | None = None) -> Federation:
+    """Return the data of a manifest, or those that are passed in; their checksum must be the manifest's."""
+    _check_tables(table, "data")
     if federation is None:
         federation = data.from_spec(table["data"])
     expected = table.get("environment", {}).get("data_checksum", federation.checksum)
@@ -106,7 +124,7 @@ def read(table: dict[str, Any], federation: Federation | None = None, method: An
             f"The data have checksum {federation.checksum[:12]} where the manifest says {str(expected)[:12]}; "
             "give the files that the run was made with."
         )
-    return Recipe(method, federation, settings.make(table["run"]), table.get("given", {}), table.get("environment", {}))
+    return federation
 
 
 def to_table(struct: Any) -> dict[str, Any]:
@@ -132,6 +150,12 @@ def from_table(cls: type[Any], table: dict[str, Any]) -> Any:
         nested = dataclasses.is_dataclass(known[name]) and isinstance(value, dict)
         values[name] = from_table(type(known[name]), value) if nested else like(known[name], value, name)
     return cls(**values)
+
+
+def _check_tables(table: dict[str, Any], *parts: str) -> None:
+    for part in parts:
+        if not isinstance(table.get(part), dict):
+            raise UsageError(f"The manifest has no [{part}] table; name the manifest.toml that a run wrote.")
 
 
 def _plain(value: Any) -> Any:

@@ -91,6 +91,7 @@ def resume(
     listener: Listener | None = None,
     stop: Callable[[], bool] = lambda: False,
     track: str | None = None,
+    trust_code: bool = False,
 ) -> Run:
     """The run in a directory, brought to its end from its last commit; a finished one is only loaded.
 
@@ -100,6 +101,8 @@ def resume(
         model: As it was given to `simulate`, if it was an object.
         channel: As it was given to `simulate`.
         track: As for `simulate`; what the tool has of the run already is not sent again.
+        trust_code: Import the Python code that the manifest names as a model, such as `mynet:make`. Set it only if you
+            trust whoever wrote the directory; a network given as `model` needs no trust.
     """
     directory = RunDirectory(path)
     if not directory.is_committed() and (directory.summary() is not None or len(directory.metrics()) > 1):
@@ -107,7 +110,7 @@ def resume(
             f"{path} has results and no checkpoint to go on from; run its manifest.toml again in another directory."
         )
     let_go_of_programs()
-    session = _reopen(path, federation, method, model, channel)
+    session = _reopen(path, federation, method, model, channel, trust_code)
     tracker = _tracker(track, path)
     if directory.summary() is not None:
         return session.loaded(tracker)
@@ -121,11 +124,12 @@ def load(
     method: Any = None,
     model: Any = None,
     channel: Channel | None = None,
+    trust_code: bool = False,
 ) -> Run:
     """The run in a directory, as far as it is; arguments as for `resume`."""
     if not RunDirectory(path).is_committed():
         raise UsageError(f"{path} holds no checkpoint; name a run directory, or run its manifest again.")
-    return _reopen(path, federation, method, model, channel).loaded()
+    return _reopen(path, federation, method, model, channel, trust_code).loaded()
 
 
 def _tracker(name: str | None, out: Path | str | None) -> Tracker | None:
@@ -134,9 +138,11 @@ def _tracker(name: str | None, out: Path | str | None) -> Tracker | None:
 
 
 def _reopen(
-    path: Path | str, federation: Federation | None, method: Any, model: Any, channel: Channel | None
+    path: Path | str, federation: Federation | None, method: Any, model: Any, channel: Channel | None, trust_code: bool
 ) -> Session:
-    recipe = manifest.read(RunDirectory(path).manifest(), federation, method)
+    trusted = trust_code or model is not None  # a network that is given takes the place of the one that is named
+    table = RunDirectory(path).manifest()
+    recipe = manifest.read(table, federation, method, file=Path(path, "manifest.toml"), trust_code=trusted)
     for name, value in (("model", model), ("channel", channel)):
         if name in recipe.given and value is None:
             raise UsageError(

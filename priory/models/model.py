@@ -8,8 +8,9 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
@@ -18,9 +19,10 @@ from jax import Array
 from priory.core.errors import UsageError
 from priory.core.struct import struct
 
-__all__ = ["Head", "Model", "Params", "as_model", "default", "default_spec", "parse"]
+__all__ = ["Head", "Model", "Params", "as_model", "check_trusted", "default", "default_spec", "imports", "parse"]
 
 PyTree = Any
+BUILT_IN = ("linear", "mlp", "cnn", "cnn3", "reddi", "intercept", "factor")
 
 
 @struct
@@ -129,7 +131,7 @@ def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model
             return Linen(nets.Intercept(num_outputs))
         case "factor" if argument:
             return Linen(nets.Factor(_rank(spec, argument), num_outputs))
-    if not argument or name in ("linear", "intercept"):
+    if not imports(spec):
         raise UsageError(
             f"model={spec!r} is unknown; choose linear, mlp, mlp:WIDTH[,WIDTH...], cnn, cnn:CHANNELS[,CHANNELS...], "
             "cnn3:CHANNELS[,CHANNELS...],WIDTH, reddi, reddi:CHANNELS[,CHANNELS...],WIDTH, intercept, factor:RANK or "
@@ -144,6 +146,35 @@ def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model
             "of outputs, or nothing."
         ) from error
     return as_model(built)
+
+
+def imports(spec: str) -> bool:
+    """Return whether `parse` would import a module to build the model of that name.
+
+    >>> imports("mynet:make"), imports("mlp:256,128")
+    (True, False)
+    """
+    name, _, argument = spec.partition(":")
+    return bool(argument) and name not in BUILT_IN
+
+
+def check_trusted(names: Mapping[str, Any], file: Path, trust_code: bool) -> None:
+    """Raise where a file names a model that is Python code, unless the user trusts it.
+
+    Code of an installed package needs trust as well: a file that may call any function of any package can do harm.
+
+    Args:
+        names: The values of `model` and `models` in the file; None where there is none.
+    """
+    for setting, value in names.items():
+        if value is not None and not isinstance(value, str):
+            raise UsageError(f"{file} has {setting}={value!r}, which is not text; write a name such as 'mlp:256'.")
+        code = next(filter(imports, several(value or "")), None)
+        if code is not None and not trust_code:
+            raise UsageError(
+                f"{file} names the model {code!r}, and reading it would import and run that Python code; if you trust "
+                "whoever wrote the file, add --trust-code (trust_code=True in Python)."
+            )
 
 
 def several(text: str) -> tuple[str, ...]:

@@ -20,7 +20,11 @@ MOST_EFFECTS = 1000  # random effects of a client whose chains are looked at
 
 
 def measured(
-    record: Record, run: Run | None = None, ood: Any = None, told: Callable[[str], None] = lambda line: None
+    record: Record,
+    run: Run | None = None,
+    ood: Any = None,
+    told: Callable[[str], None] = lambda line: None,
+    trust_code: bool = False,
 ) -> Record:
     """The record with what was still to be measured; `missing` says why, where the run cannot be loaded.
 
@@ -28,6 +32,7 @@ def measured(
         run: The run itself, where it is at hand.
         ood: Foreign inputs, as `Run.uncertainty` takes them.
         told: Given a line before something that takes time.
+        trust_code: As for `priory.load`.
     """
     is_tested, has_chains = record.summary["personal"] is not None, _has_effects(record.method)
     if not is_tested:
@@ -38,10 +43,11 @@ def measured(
         return record
     told(f"measuring {'the uncertainty' if is_open else 'the chains'} of {record.path}")
     try:
-        run = run or _loaded(record)
+        run = run or _loaded(record, trust_code)
     except UsageError as error:
         if ood is not None:  # it was asked for, so that silence would not do
             raise
+        told(str(error))
         return dataclasses.replace(record, missing=str(error))
     uncertainty = run.uncertainty(ood=ood) if is_open else record.uncertainty
     record = dataclasses.replace(record, uncertainty=uncertainty)
@@ -60,11 +66,11 @@ def _has_effects(name: str) -> bool:
     return cls is not None and isinstance(cls(), protocols.Effects)
 
 
-def _loaded(record: Record) -> Run:
+def _loaded(record: Record, trust_code: bool) -> Run:
     if not (record.path / "checkpoint").is_dir():
         raise UsageError(f"{record.path} has no checkpoint to measure it from; run its manifest again.")
     try:
-        return load(record.path)
+        return load(record.path, trust_code=trust_code)
     except UsageError as error:
         raise UsageError(f"The run in {record.path} cannot be loaded: {error}") from None
 

@@ -35,6 +35,7 @@ def write(
     ood: str | None = None,
     runs: Mapping[Path, Run] | None = None,
     told: Callable[[str], None] = lambda line: None,
+    trust_code: bool = False,
 ) -> Path:
     """The file, after a report of the runs was written to it; one that is there stays until the new one is whole.
 
@@ -43,6 +44,7 @@ def write(
         ood: Foreign inputs that the personal models are asked about: a data set, a .npz or a .csv file.
         runs: Those that are at hand, by directory, and need not be loaded to measure what their directory lacks.
         told: Given a line about what takes time or is left out.
+        trust_code: As for `priory.load`, where a run has to be loaded; one that is not trusted is not measured.
     """
     path = Path(out)
     check_drawing()
@@ -60,7 +62,7 @@ def write(
     known = {} if runs is None else {place.resolve(): run for place, run in runs.items()}
     ready = []
     for one in groups:
-        first = measured(one.first, known.get(one.first.path.resolve()), inputs, told)
+        first = measured(one.first, known.get(one.first.path.resolve()), inputs, told, trust_code)
         ready.append(Group(one.label, (first, *one.records[1:])))
     try:
         write_atomically(path, render(ready, left_out))

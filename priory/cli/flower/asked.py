@@ -61,6 +61,7 @@ def parse(command: str, argv: Sequence[str], rest: Sequence[Flag], text: str, wi
     }
     about = f"{text} The method is --method NAME, {DEFAULT} by default. {title_of(method)}"
     values = flags.parse(groups, argv, prog=f"priory flower {command}", text=about)
+    start.import_typed(values["run"])
     start.start_jax(None)
     given = values["data"] | ({"clients": values["rest"]["nodes"]} if "clients" in without else {})
     chosen = federation.from_values(given)

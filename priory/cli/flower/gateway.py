@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from priory import report
-from priory.cli import flags
+from priory.cli import flags, start
 from priory.cli.flags import Flag
+from priory.cli.run import TRUST
 from priory.deploy import charter as charters
 from priory.deploy.app import package_of
 from priory.deploy.gateway import CONFIG, RATE, find_nginx, traffic_of, write_gateway
@@ -26,9 +27,12 @@ PER_ADDRESS = Flag("per_address", (), int, 4, "Nodes that may share one address,
 
 def gateway(argv: Sequence[str]) -> int:
     """Return the exit code of `priory flower gateway`."""
-    asked = [DIRECTORY, APP, KEYS, LISTEN, SUPERLINK, PER_ADDRESS]
+    asked = [DIRECTORY, APP, KEYS, LISTEN, SUPERLINK, PER_ADDRESS, TRUST]
     values = flags.parse({"gateway": flags.group("gateway", "", asked)}, argv, "priory flower gateway", TEXT)["gateway"]
-    directory, charter = Path(values["directory"]), charters.load(package_of(Path(values["app"])))
+    if values["trust_code"]:
+        start.import_from_here()
+    directory = Path(values["directory"])
+    charter = charters.load(package_of(Path(values["app"])), trust_code=values["trust_code"])
     traffic, listen, superlink = traffic_of(charter), values["listen"], values["superlink"]
     write_gateway(directory, traffic, Path(values["keys"]), listen, superlink, values["per_address"])
     command = f"nginx -p {shlex.quote(str(directory))} -c {CONFIG}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -15,10 +16,11 @@ from priory import report
 from priory.cli import flags, progress
 from priory.cli.app import INTERRUPTED
 from priory.cli.flower import asked
+from priory.cli.run import TRUST
 from priory.core.errors import UsageError
 from priory.deploy import charter as charters
 from priory.deploy import examples
-from priory.deploy.app import package_of, write_app
+from priory.deploy.app import changed_files, package_of, write_app
 from priory.deploy.charter import Charter
 from priory.deploy.gateway import find_nginx, traffic_of
 from priory.deploy.journal import EVENTS, STATUS, read_events, read_status
@@ -63,7 +65,8 @@ class Options:
 
 def up(argv: Sequence[str]) -> int:
     """The exit code of `priory flower up`: 0 after the last round, 1 if the federation failed."""
-    wanted = asked.parse("up", argv, flags.flags_of(Options()), TEXT, without=("clients",))
+    wanted = asked.parse("up", argv, [*flags.flags_of(Options()), TRUST], TEXT, without=("clients",))
+    trust_code = wanted.rest.pop("trust_code")
     chosen, charter, federation = Options(**wanted.rest), wanted.charter, wanted.federation
     if federation is None:
         raise UsageError("--schema alone has no rows to deal to nodes; give --data as well.")
@@ -77,7 +80,7 @@ def up(argv: Sequence[str]) -> int:
     check_writable(place)
     place.parent.mkdir(parents=True, exist_ok=True)  # often runs/, which others may read
     private_directory(place, ours=(place / "app").exists())
-    app = _app(place, charter, wanted.spec, chosen.secure)
+    app = _app(place, charter, wanted.spec, chosen.secure, trust_code)
     nodes = [_node(place, federation, client) for client in range(charter.question.num_clients)]
     server = place.resolve() / "server"
     operations = {"min-replies": chosen.min_replies, "timeout": chosen.timeout, "attempts": chosen.attempts}
@@ -124,13 +127,24 @@ def _ended_by(number: signal.Signals) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def _app(place: Path, charter: Charter, spec: dict[str, Any], secure: bool) -> Path:
+def _app(place: Path, charter: Charter, spec: dict[str, Any], secure: bool, trust_code: bool) -> Path:
     """The app of this federation: written now, or by the command that began it."""
     app = place / "app"
     if not app.exists():
         write_app(app, charter, spec, out=str(place.resolve() / "server"), authenticated=secure)
-    elif charters.load(package_of(app)).digest != charter.digest:
+        return app
+    begun = charters.read(package_of(app))  # nothing that it names is imported
+    if begun.digest != charter.digest:
         raise UsageError(f"out={place} holds another federation; give the flags that began it, or another directory.")
+    with TemporaryDirectory() as temporary:
+        fresh = Path(temporary) / app.name
+        write_app(fresh, begun, spec, out=str(place.resolve() / "server"), authenticated=secure)
+        changed = changed_files(app, fresh)
+    if changed and not trust_code:
+        raise UsageError(
+            f"{app / changed[0]} is not as Priory wrote it, and this command would run it; if you trust whoever "
+            "changed it, add --trust-code."
+        )
     return app
 
 
