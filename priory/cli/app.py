@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from priory.core.errors import UsageError
+from priory.core.text import printable
 
 USAGE_ERROR = 2
 DIVERGED = 3
@@ -205,9 +206,9 @@ def _usage() -> str:
 
 
 def _complain(sentence: str) -> int:
-    print(f"priory: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"priory: {printable(' '.join(sentence.split()))}", file=sys.stderr)
     return USAGE_ERROR
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)

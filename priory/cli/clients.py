@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from rich.markup import escape
 from rich.table import Table
 
 from priory import report
 from priory.cli.models import onboarded
 from priory.cli.run import named_run
+from priory.core.text import one_line
 from priory.data.federation import PARTS
 from priory.engine import manifest
 
@@ -27,6 +27,6 @@ def clients(argv: Sequence[str]) -> int:
     for part in PARTS:
         shown.add_column(part, justify="right")
     for name, *row in rows:
-        shown.add_row(escape(name), *row)
+        shown.add_row(one_line(name), *row)
     report.console().print(shown)
     return 0

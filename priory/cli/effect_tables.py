@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from priory.core import trees
+from priory.core.text import one_line
 from priory.effects import Effects, names_of, num_coordinates
 from priory.engine import Run
 
@@ -82,7 +83,7 @@ def clients_table(found: Effects) -> Table:
     table = _table("client", "examples", *(["random effect"] if several else []), "estimate", level, "R-hat", "ESS")
     for k, client in enumerate(found.clients):
         for i, name in enumerate(found.names):
-            who = (client, str(found.examples[k])) if i == 0 else ("", "")
+            who = (one_line(client), str(found.examples[k])) if i == 0 else ("", "")
             interval = _interval(found.low[k, i], found.high[k, i])
             mixed = (_number(found.rhat[k, i]), f"{found.ess[k, i]:.0f}")
             table.add_row(*who, *([name] if several else []), _number(found.mean[k, i]), interval, *mixed)

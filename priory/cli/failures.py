@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from priory.core.errors import UsageError
+from priory.core.text import one_line
 
 
 class Failures:
@@ -30,7 +31,8 @@ class Failures:
             self.sentences[name] = _sentence(error)
             if not isinstance(error, UsageError | OSError):
                 traceback.print_exception(error)
-            print(f"{named(name, self.sentences[name]).rstrip('.')}; the others go on", file=sys.stderr)
+            sentence = one_line(named(name, self.sentences[name]).rstrip("."))
+            print(f"{sentence}; the others go on", file=sys.stderr)
 
     def conclude(self, whole: str) -> None:
         """Raise one error with all of them, if there are any; `whole` is of what, such as "of 3 methods"."""

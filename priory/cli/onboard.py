@@ -19,6 +19,7 @@ from priory.cli.models import MODEL, ONBOARDED
 from priory.cli.rows import predictions
 from priory.cli.run import free_path, opened, run_groups, trusting
 from priory.core.errors import UsageError
+from priory.core.text import spreadsheet_cell
 from priory.data import checks
 from priory.data.form import Form
 from priory.data.rows import Rows, read_rows
@@ -234,7 +235,7 @@ def _predictions(outcome: Outcome, asked: Rows, console: Console) -> str:
     for found in predictions(outcome.model, asked):
         if found.probabilities is not None and found.entropy is not None:
             rows = zip(found.name, found.probabilities, strict=True)
-            writer.writerows([label, *(f"{p:.6g}" for p in row)] for label, row in rows)
+            writer.writerows([spreadsheet_cell(label), *(f"{p:.6g}" for p in row)] for label, row in rows)
             total += float(np.sum(found.entropy, dtype=float))
         elif found.mean is not None and found.sd is not None:
             writer.writerows([f"{m:.6g}", f"{s:.6g}"] for m, s in zip(found.mean, found.sd, strict=True))

@@ -18,6 +18,7 @@ from priory.cli.models import named_model
 from priory.cli.rows import predictions
 from priory.cli.run import run_groups
 from priory.core.errors import UsageError
+from priory.core.text import spreadsheet_cell
 from priory.data import checks, tables
 from priory.data.form import Form
 from priory.data.rows import Rows, read_rows
@@ -149,8 +150,10 @@ def _content(ending: str, kept: dict[str, Any], columns: dict[str, Any], classes
         raw = io.BytesIO()
         pd.DataFrame({**kept, **columns}).to_parquet(raw, index=False)
         return raw.getvalue()
-    text = {name: _as_text(values) for name, values in columns.items()}
-    return pd.DataFrame({**kept, **text}).to_csv(index=False, lineterminator="\n")
+    text = kept | {name: _as_text(values) for name, values in columns.items()}
+    frame = pd.DataFrame({name: _without_formulas(values) for name, values in text.items()})
+    header = [spreadsheet_cell(name) for name in text]
+    return frame.to_csv(index=False, lineterminator="\n", header=header)
 
 
 def _as_text(values: np.ndarray) -> Any:
@@ -158,6 +161,13 @@ def _as_text(values: np.ndarray) -> Any:
     if values.dtype == object:
         return ["|".join(row) for row in values]
     return [f"{value:.6g}" for value in values] if values.dtype.kind == "f" else values
+
+
+def _without_formulas(values: Any) -> Any:
+    """Escape the texts of a column; numbers stay as they are."""
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "OUT":
+        return values
+    return [spreadsheet_cell(value) if isinstance(value, str) else value for value in values]
 
 
 def _stacked(columns: dict[str, np.ndarray], classes: tuple[str, ...]) -> dict[str, np.ndarray]:

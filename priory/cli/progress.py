@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from priory import report
+from priory.core.text import one_line
 from priory.engine import Listener
 
 NARROW = 100  # columns of a terminal below which the bar leaves out what is not needed
@@ -22,7 +23,7 @@ class Bar:
 
     def __init__(self, progress: Progress, label: str) -> None:
         self._progress, self._scores = progress, ""
-        self._task = progress.add_task(label, total=None, count="", rate="", latest="compiling")
+        self._task = progress.add_task(one_line(label), total=None, count="", rate="", latest="compiling")
         self._mark: float | None = None  # when the current block began; the first one compiles and tells no pace
         self._rounds, self._seconds, self._before = 0, 0.0, 0
 
@@ -93,7 +94,7 @@ class Tenths:
 @contextmanager
 def watching(label: str) -> Iterator[Listener]:
     """A listener that suits where standard error goes."""
-    console = Console(stderr=True)
+    console = report.console(stderr=True)
     if not console.is_terminal:
         yield Lines(console, label)
         return
@@ -112,7 +113,7 @@ def watching(label: str) -> Iterator[Listener]:
 @contextmanager
 def counting(label: str) -> Iterator[Callable[[int, int], None]]:
     """A function that shows how many of how many rounds are done, and the time left."""
-    console = Console(stderr=True)
+    console = report.console(stderr=True)
     if not console.is_terminal:
         yield Tenths(console, label)
         return
@@ -124,7 +125,7 @@ def counting(label: str) -> Iterator[Callable[[int, int], None]]:
     )
     # Rich forgets a pace after 30 s by default, and a single round may take longer.
     with Progress(*columns, console=console, speed_estimate_period=3600) as progress:
-        task = progress.add_task(label, total=None, count="compiling")
+        task = progress.add_task(one_line(label), total=None, count="compiling")
         yield lambda done, total: progress.update(
             task, completed=done, total=total, count=f"{done}/{total} rounds" if done else "compiling"
         )
@@ -133,7 +134,8 @@ def counting(label: str) -> Iterator[Callable[[int, int], None]]:
 def _described(console: Console) -> TextColumn:
     """The label, cut short on a narrow terminal so that the numbers are not."""
     most = 16 if console.width < NARROW else None
-    return TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=most))
+    place = Column(no_wrap=True, overflow="ellipsis", max_width=most)
+    return TextColumn("{task.description}", markup=False, table_column=place)
 
 
 class Interrupt:
@@ -156,7 +158,7 @@ def interruptible() -> Iterator[Interrupt]:
         if interrupt.pressed:
             raise KeyboardInterrupt
         interrupt.pressed = True
-        Console(stderr=True).print("stopping after this block of rounds; press Ctrl-C again to abort", highlight=False)
+        report.console(stderr=True).print("stopping after this block of rounds; press Ctrl-C again to abort")
 
     before = signal.signal(signal.SIGINT, handle)
     try:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from priory.core.errors import UsageError
+from priory.core.text import one_line
 
 __all__ = [
     "Problems",
@@ -101,7 +102,7 @@ def number(text: str, kind: type, *, where: str, remedy: str) -> Any:
 
 def listing(names: Iterable[Any], most: int = 12) -> str:
     """The names joined by commas, cut after `most` of them."""
-    names = [str(name) for name in names]
+    names = [one_line(str(name)) for name in names]
     rest = f", ... ({len(names)} in all)" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 

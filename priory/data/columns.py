@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from priory.core.text import one_line
 from priory.data import checks
 
 if TYPE_CHECKING:
@@ -55,11 +56,11 @@ def lines(columns: Sequence[Column]) -> list[str]:
     if len(features) > MOST_LISTED:
         listed = [column for column in features if column.kind != "number" or column.missing][:MOST_LISTED]
     others = [column for column in columns if column.role not in ("feature", "dropped")]
-    width = max((len(column.name) for column in (*others, *listed)), default=0)
+    width = max((len(one_line(column.name)) for column in (*others, *listed)), default=0)
     told = []
     for column in (*others, *listed):
         gaps = f", {column.missing} missing" if column.missing else ""
-        told.append(f"  {column.name:{width}}  {column.role:7}  {column.kind}{gaps}")
+        told.append(f"  {one_line(column.name):{width}}  {column.role:7}  {column.kind}{gaps}")
     left = Counter(_sort(column) for column in features if column not in listed)
     more = "more " if listed else ""
     told += [f"  and {num} {more}{sort} column{'' if num == 1 else 's'}" for sort, num in left.items()]

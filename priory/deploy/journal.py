@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from priory.core.errors import UsageError
+from priory.core.text import one_line
 from priory.store import write_atomically
 
 EVENTS, STATUS = "events.jsonl", "status.json"
@@ -32,7 +33,7 @@ class Journal:
     def tell(self, event: str, **about: Any) -> None:
         """Write an event down; a log that cannot be written stops no federation."""
         line = {"time": now(), "event": event, **about}
-        LOG.info("%s %s", event, json.dumps(about, ensure_ascii=False))
+        LOG.info("%s %s", event, one_line(json.dumps(about, ensure_ascii=False)))
         try:
             with (self.directory / EVENTS).open("a") as handle:
                 handle.write(json.dumps(line) + "\n")

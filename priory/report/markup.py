@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from priory.core.text import printable
 from priory.report.numbers import Estimate
 from priory.report.vega import Figure, finite
 
@@ -27,14 +28,19 @@ def element(tag: str, *children: str, **attributes: Any) -> Html:
         if value is True:
             words.append(name)
         elif value is not None and value is not False:
-            words.append(f'{name}="{html.escape(str(value))}"')
+            words.append(f'{name}="{escaped(value)}"')
     opening = Html(f"<{' '.join(words)}>")
     return opening if tag in EMPTY else Html(f"{opening}{join(children)}</{tag}>")
 
 
 def join(children: Iterable[str]) -> Html:
     """The pieces one after another."""
-    return Html("".join(child if isinstance(child, Html) else html.escape(str(child)) for child in children))
+    return Html("".join(child if isinstance(child, Html) else escaped(child) for child in children))
+
+
+def escaped(value: Any) -> str:
+    """The text of a value: it is never markup, and control characters and changes of direction are visible."""
+    return html.escape(printable(str(value)))
 
 
 def note(text: str, kind: str = "note") -> Html:

@@ -8,8 +8,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from priory import methods
+from priory.core.text import one_line, printable
 from priory.data import Entry
 
 __all__ = [
@@ -60,11 +62,22 @@ MOST_COLUMNS = 9  # of numbers next to each other in 100 columns
 REFERENCE = "reference"  # marks a method that is not federated, since it needs all data in one place
 
 
-def console() -> Console:
+class PlainConsole(Console):
+    """A console that shows text as it is, whatever data or files have put into it: no markup, no escape sequences."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text of a line or of a cell."""
+        return super().render_str(printable(text), **options)
+
+
+def console(stderr: bool = False) -> Console:
     """Where tables go: as wide as the terminal, or plain and 100 columns wide when piped."""
-    if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
+    if stderr or sys.stdout.isatty():
+        return PlainConsole(stderr=stderr)
+    return PlainConsole(width=PLAIN_WIDTH, color_system=None)
 
 
 def value_at(record: dict[str, Any], name: str) -> float | None:
@@ -136,7 +149,7 @@ def run_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"a score that is missing (–) was not finite{why}")
     rejected = summary.get("extra", {}).get("rejected", {})
     if rejected:
-        named = ", ".join(f"{client} ({count} rounds)" for client, count in list(rejected.items())[:5])
+        named = ", ".join(f"{one_line(client)} ({count} rounds)" for client, count in list(rejected.items())[:5])
         more = f" and {len(rejected) - 5} more" if len(rejected) > 5 else ""
         why = _reasons(summary["extra"].get("reasons", {}))
         lines.append(f"left out of rounds, since their updates were {why}: {named}{more}")

@@ -3,9 +3,9 @@
 import io
 
 import pytest
-from rich.console import Console
 
 from priory.cli import progress
+from priory.report.tables import PlainConsole
 
 LINE = {"round": 4, "personal": {"accuracy": 0.91, "nll": 0.3}, "seconds": {"train": 1.5, "evaluate": 0.5}}
 
@@ -17,7 +17,7 @@ def screen(monkeypatch):
     def make(is_terminal: bool, width: int = 120) -> io.StringIO:
         text = io.StringIO()
         how = {"force_terminal": is_terminal, "width": width, "color_system": None, "legacy_windows": False}
-        monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=text, **how))
+        monkeypatch.setattr(progress.report, "console", lambda stderr: PlainConsole(file=text, **how))
         return text
 
     return make
