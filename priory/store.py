@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tomllib
 import weakref
 import zlib
@@ -40,6 +41,7 @@ class RecordStore:
         self._sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in self._shapes]
         self._bytes = sum(self._sizes) + 4  # a checksum in front
         self.schema = hashlib.sha256(repr((num, str(self._treedef), self._shapes)).encode()).hexdigest()[:16]
+        self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._data = _open_sized(directory / RECORDS, 2 * num * self._bytes, is_new)
         self._index = _open_sized(directory / GENERATIONS, 2 * num * 8, is_new)
@@ -88,6 +90,12 @@ class RecordStore:
     def unlock(self) -> None:
         """Let other processes write again."""
         fcntl.flock(self._data, fcntl.LOCK_UN)
+
+    def check_in_place(self) -> None:
+        """Raise if somebody deleted or replaced a file since it was opened: what is written to it would be lost."""
+        for path, handle in ((self._directory / RECORDS, self._data), (self._directory / GENERATIONS, self._index)):
+            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(handle)):
+                raise gone(path)
 
     def sync(self) -> None:
         """Return when everything is on the disk."""
@@ -168,8 +176,16 @@ class Checkpoint:
             raise UsageError(f"The checkpoint in {self._path.parent} has lost its server; start the run again.")
         return jax.tree.map(lambda leaf: leaf[0], stacked)
 
+    def check_in_place(self) -> None:
+        """Raise if somebody deleted or replaced a file of the checkpoint since it was opened."""
+        self.server.check_in_place()
+        self.clients.check_in_place()
+        if self.round >= 0 and not self._path.exists():
+            raise gone(self._path)
+
     def commit(self, server: PyTree, completed: int, metrics_bytes: int, extra: dict[str, Any]) -> None:
         """Make everything written so far valid: the state after `completed` rounds, and what else is to be known."""
+        self.check_in_place()
         stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], server)
         # Generation + 1: round 0 has a server too, and 0 means never written.
         self.server.write(np.array([0]), stacked, completed + 1, self.round + 1)
@@ -236,6 +252,7 @@ class RunDirectory:
     def append_metrics(self, line: dict[str, Any], at: int) -> int:
         """The length of `metrics.jsonl` after the line was put at byte `at`; whatever stood behind it is cut."""
         raw = json.dumps(line).encode() + b"\n"
+        self.check_in_place(at)
         handle = os.open(self.path / "metrics.jsonl", os.O_CREAT | os.O_WRONLY, 0o644)
         try:
             os.ftruncate(handle, at)
@@ -244,6 +261,14 @@ class RunDirectory:
         finally:
             os.close(handle)
         return at + len(raw)
+
+    def check_in_place(self, metrics_bytes: int) -> None:
+        """Raise if somebody deleted the directory, or deleted or cut its files, since so many bytes were written."""
+        if not self.path.is_dir():
+            raise gone(self.path)
+        path = self.path / "metrics.jsonl"
+        if metrics_bytes and (not path.exists() or path.stat().st_size < metrics_bytes):
+            raise gone(path)
 
     def cut_metrics(self, length: int) -> None:
         """Drop the lines that were written after the last commit."""
@@ -406,6 +431,31 @@ def check_writable(path: Path) -> None:
     if not there.is_dir() or not os.access(there, os.W_OK):
         reason = "read-only" if there.is_dir() else f"{there} is a file"
         raise UsageError(f"out={str(path)!r} cannot be written ({reason}); choose a directory that can.")
+    check_no_links(path)
+
+
+def check_no_links(path: Path) -> None:
+    """Raise if a directory that is to be written holds a link, which may lead to any file, or a pipe or device.
+
+    The directory itself may be a link, since the user named it.
+    """
+    for place, directories, files in os.walk(path):
+        for entry in (Path(place, name) for name in (*directories, *files)):
+            mode = entry.lstat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                what = "a symbolic link" if stat.S_ISLNK(mode) else "neither a file nor a directory"
+                raise UsageError(
+                    f"{entry} is {what}, and nothing is written to a directory that holds such; delete it, or choose "
+                    "another directory."
+                )
+
+
+def gone(path: Path) -> UsageError:
+    """The error for a file that somebody deleted while a run was writing it."""
+    return UsageError(
+        f"{path} was deleted, cut or replaced while the run was writing it, so it cannot be kept; start it again in "
+        "another directory."
+    )
 
 
 def private_directory(path: Path, ours: bool = True) -> None:
@@ -432,7 +482,7 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> Non
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)  # the mode is that of a new file only
-        with open(temporary, "wb", opener=partial(os.open, mode=mode)) as handle:
+        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as handle:  # x follows no link
             handle.write(content.encode() if isinstance(content, str) else content)
             handle.flush()
             os.fsync(handle.fileno())

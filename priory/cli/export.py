@@ -14,6 +14,7 @@ from priory.data import checks
 from priory.effects import arviz
 from priory.engine import save_model
 from priory.fed.method import Draws, Effects
+from priory.store import check_no_links
 
 TEXT = (
     "Write the model of one client to a directory of its own: weights.safetensors, model.json, which describes them, "
@@ -44,13 +45,15 @@ def export(argv: Sequence[str]) -> int:
     checks.whole("draws", chosen.draws, 0)
     if chosen.out is not None and Path(chosen.out).exists():
         raise UsageError(f"out={chosen.out} exists already and is never overwritten; choose another directory.")
+    root = Path(values["run"]["directory"])
+    root = root.parent if root.name == "manifest.toml" else root
+    if chosen.out is None:
+        check_no_links(root)
     if chosen.draws:
         arviz()  # before anything is computed
     model = named_model(values, chosen.client).make()
     has_draws = isinstance(model.method, Effects | Draws)
     name = re.sub(r"[^\w.-]+", "_", model.source.client or "newcomer").lstrip(".") or "client"
-    root = Path(values["run"]["directory"])
-    root = root.parent if root.name == "manifest.toml" else root
     wanted = Path(chosen.out) if chosen.out else free_path(root / "exported" / name)
     place = save_model(model, wanted, draws=chosen.draws if has_draws else 0)
     console = report.console()

@@ -25,7 +25,7 @@ from priory.data.form import Form
 from priory.data.rows import Rows, read_rows
 from priory.engine import PersonalModel, Run, load, save_model
 from priory.fed.method import Population, Unlabelled
-from priory.store import RunDirectory, write_atomically
+from priory.store import RunDirectory, check_no_links, write_atomically
 
 TEXT = (
     "Give a client that never took part a model of its own, and score it or predict with it. With labels the client "
@@ -101,6 +101,7 @@ def onboard(argv: Sequence[str]) -> int:
         raise UsageError(
             f"{path} is not finished, and a client joins a finished run; end it with `priory resume {path}`."
         )
+    check_no_links(path)
     run, console = load(path, trust_code=values["output"]["trust_code"]), report.console()
     form, likelihood = run.federation.form, run.task.likelihood
     data = None if chosen.data is None else read_rows(form, likelihood, chosen.data, chosen.target, with_labels=True)

@@ -38,7 +38,7 @@ from priory.engine.manifest import version_of
 from priory.fed import privacy, robust, schedule
 from priory.fed.channel import references_of
 from priory.fed.method import Message, Task
-from priory.store import Checkpoint, RunDirectory, private_directory
+from priory.store import Checkpoint, RunDirectory, check_no_links, private_directory
 
 STANDS_IN = 1  # sets the order of stand-ins apart from the draw
 
@@ -99,6 +99,7 @@ class Server:
         how.check(charter.participation.cohort)
         self.charter, self._link, self._how = charter, link, how
         self._directory = RunDirectory(how.out)
+        check_no_links(how.out)
         private_directory(how.out, ours=self._directory.checkpoint.exists())
         self.journal = Journal(how.out)
         self._root = charters.first_key(charter.settings.seed)

@@ -52,7 +52,7 @@ from priory.fed.shard import Shards
 from priory.fed.visit import is_rejected, reason_of
 from priory.metrics import RegressionScores, RegressionTally, Scores, Tally
 from priory.models.model import Params, several
-from priory.store import Checkpoint, RunDirectory
+from priory.store import Checkpoint, RunDirectory, gone
 from priory.track import Tracker
 from priory.uncertainty import Answers, ForeignInputs, collect, validation_of
 
@@ -222,8 +222,18 @@ class Session:
         if len(self.tasks) > 1 and personal is not None:
             run.extra["architectures"] = grouping.by_architecture(self.models, personal)
         if self.directory is not None:
+            self._check_in_place()
             self.directory.write_summary(run.summary(), run.per_client())
         return run
+
+    def _check_in_place(self) -> None:
+        """Raise if somebody deleted the files of the run meanwhile: it would end as if it could be read again."""
+        assert self.directory is not None
+        assert self.checkpoint is not None
+        self.directory.check_in_place(self.metrics_bytes)
+        self.checkpoint.check_in_place()
+        if not (path := self.directory.path / "manifest.toml").exists():
+            raise gone(path)
 
     def _evaluate(self, num: int | None) -> tuple[AnyScores, AnyScores]:
         """Personal and global scores of all clients, or of a fixed random choice of `num`."""
@@ -466,6 +476,7 @@ class Session:
             before = self.checkpoint.round if self.checkpoint else 0
             self.home.save(self.completed, max(before, 0))
         if self.checkpoint is not None:
+            self._check_in_place()
             server = devices.to_host(self.server, self.plan.mesh)
             self.checkpoint.commit(server, self.completed, self.metrics_bytes, self._extra())
         return time.perf_counter()

@@ -15,7 +15,7 @@ from priory.engine.prepared import Prepared, prepare
 from priory.engine.run import Run
 from priory.engine.session import Listener, Session
 from priory.fed.method import Channel
-from priory.store import RunDirectory
+from priory.store import RunDirectory, check_no_links
 from priory.track import Tracker
 from priory.track import check as check_tool
 
@@ -109,6 +109,7 @@ def resume(
         raise UsageError(
             f"{path} has results and no checkpoint to go on from; run its manifest.toml again in another directory."
         )
+    check_no_links(Path(path))
     let_go_of_programs()
     session = _reopen(path, federation, method, model, channel, trust_code)
     tracker = _tracker(track, path)
