@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import stat
-import tomllib
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ import numpy as np
 import tomli_w
 
 from priory.core.errors import UsageError
+from priory.core.reading import parse_json, parse_toml, read_bytes, read_text
 
 PyTree = Any
 RECORDS, GENERATIONS = "records.bin", "generations.bin"
@@ -279,14 +279,14 @@ class RunDirectory:
     def metrics(self, length: int | None = None) -> list[dict[str, Any]]:
         """The lines so far, or in the first `length` bytes; one that a crash or a full disk cut short is left out."""
         path = self.path / "metrics.jsonl"
-        raw = path.read_bytes() if path.exists() else b""
+        raw = read_bytes(path) if path.exists() else b""
         if length is not None and len(raw) < length:
             raise UsageError(
                 f"{path} has {len(raw)} bytes where the last commit counts {length}, so it was cut; "
                 "bring it back, or run the manifest again in another directory."
             )
         try:
-            lines = [json.loads(line) for line in raw[:length].rpartition(b"\n")[0].splitlines()]
+            lines = [parse_json(line) for line in raw[:length].rpartition(b"\n")[0].splitlines()]
         except ValueError:
             lines = [None]
         if not all(isinstance(line, dict) and isinstance(line.get("round"), int) for line in lines):
@@ -348,7 +348,7 @@ class RunDirectory:
     def _json(self, name: str, remedy: str = "resume the run", needed: tuple[str, ...] = ()) -> dict[str, Any] | None:
         path = self.path / name
         try:
-            table = json.loads(path.read_text()) if path.exists() else None
+            table = parse_json(read_text(path)) if path.exists() else None
             if table is not None and not (isinstance(table, dict) and table.keys() >= set(needed)):
                 raise ValueError
         except ValueError:
@@ -384,7 +384,7 @@ class TrialDirectory:
         """The scores of the trials so far, by name."""
         path = self.path / "scores.json"
         try:
-            found = json.loads(path.read_text()) if path.exists() else {}
+            found = parse_json(read_text(path)) if path.exists() else {}
             if not isinstance(found, dict):
                 raise ValueError
         except ValueError:
@@ -412,12 +412,12 @@ class TrialDirectory:
 def read_manifest(path: Path) -> dict[str, Any]:
     """The settings in a manifest file."""
     try:
-        table = tomllib.loads(path.read_text())
+        table = parse_toml(read_text(path))
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}); name the directory or manifest of a run."
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not valid TOML ({error}); correct it or name another manifest.") from None
     for part in ("given", "environment"):
         if not isinstance(table.get(part, {}), dict):
@@ -512,7 +512,7 @@ def _read_commit(path: Path) -> dict[str, Any]:
     try:
         if not path.exists():
             return {}
-        commit: dict[str, Any] = json.loads(path.read_text())
+        commit: dict[str, Any] = parse_json(read_text(path))
         found = {"extra": {}, **commit}
         for name, kind in (("round", int), ("metrics_bytes", int), ("schema", str), ("extra", dict)):
             if not isinstance(found[name], kind):

@@ -15,6 +15,7 @@ from priory.cli.failures import Failures, named
 from priory.cli.flags import Flag
 from priory.cli.run import DATA_GROUP, RUN_GROUP, Tool, free_path, run_flags, settings_from, settled, write_report
 from priory.core.errors import UsageError
+from priory.core.reading import parse_json, read_text
 from priory.data import Federation
 from priory.engine import Settings, manifest, resume, simulate
 from priory.engine.divergence import is_diverged
@@ -291,10 +292,18 @@ def _write(
         "failed": failures.sentences,
     }
     path = directory / "comparison.json"
-    if path.exists() and _asked(json.loads(path.read_text())) != _asked(comparison):
+    if path.exists() and _asked_in(path) != _asked(comparison):
         path = free_path(path)  # another comparison of runs in this directory is kept
     write_atomically(path, json.dumps(comparison, indent=2) + "\n")
     return path
+
+
+def _asked_in(path: Path) -> list[Any] | None:
+    """What the comparison in a file was about; None where it cannot be read."""
+    try:
+        return _asked(parse_json(read_text(path)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _asked(comparison: dict[str, Any]) -> list[Any]:

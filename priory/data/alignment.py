@@ -13,14 +13,13 @@ that the set has no use for belong to no client either, so that the rows of a gr
 Rows are raw, like the pool: shift and factor of the federation apply to them, and no transform touches them.
 """
 
-import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from priory.core.errors import UsageError
-from priory.data import checks
+from priory.data import checks, npz
 from priory.data.dataset import Dataset
 from priory.data.splits import Purpose, majority, rank, stream
 from priory.data.tables import Encoder
@@ -180,14 +179,13 @@ def _load(source: str) -> Dataset:
 def _read(path: str) -> np.ndarray:
     """The array x of a .npz file, or its only array, (rows, ...)."""
     try:
-        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            names = arrays.files
-            chosen = "x" if "x" in names else names[0] if len(names) == 1 else None
-            x = None if chosen is None else arrays[chosen]
+        names = npz.load(Path(path), ())[1]
+        chosen = "x" if "x" in names else names[0] if len(names) == 1 else None
+        x = None if chosen is None else npz.load(Path(path), (chosen,))[0][chosen]
     except FileNotFoundError:
         raise UsageError(f"align {path!r} does not exist; give the path of a .npz file.") from None
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"align {path!r} cannot be read ({reason}); write it with numpy.savez(path, x=x).") from None
     if x is None:
         found = checks.listing(names) or "nothing"

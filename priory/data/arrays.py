@@ -1,6 +1,5 @@
 """Arrays in memory or in a .npz file as a `Dataset` or a `Federation`."""
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -8,7 +7,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from priory.core.errors import UsageError
-from priory.data import checks, labels
+from priory.data import checks, labels, npz
 from priory.data.dataset import Dataset, PartitionOptions
 from priory.data.federation import Federation
 from priory.data.tables import standard_errors
@@ -106,13 +105,11 @@ def from_npz(path: str, *, task: str | None = None, scaling: str | None = None) 
 def read_npz(path: str, needed: tuple[str, ...]) -> dict[str, np.ndarray]:
     """The arrays of a .npz file whose names mean something here, those needed among them."""
     try:
-        with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files if key in KEYS}
-            found = file.files
+        arrays, found = npz.load(Path(path), KEYS)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist; give the path of a .npz file.") from None
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
             f"{path} cannot be read ({reason}); write it with numpy.savez(path, x=x, y=y, client=client)."
         ) from None

@@ -26,6 +26,7 @@ __all__ = [
 
 LARGEST = float(np.finfo(np.float32).max)
 MOST_PROBLEMS = 10  # that are printed
+LONGEST_NAME = 100  # characters; a file that is no table may have a first line of any length
 
 
 class Problems:
@@ -102,7 +103,7 @@ def number(text: str, kind: type, *, where: str, remedy: str) -> Any:
 
 def listing(names: Iterable[Any], most: int = 12) -> str:
     """The names joined by commas, cut after `most` of them."""
-    names = [one_line(str(name)) for name in names]
+    names = [_short(one_line(str(name))) for name in names]
     rest = f", ... ({len(names)} in all)" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 
@@ -142,3 +143,7 @@ def examples(x: Any) -> np.ndarray:
             "mend or drop them, or give a data frame, whose gaps are filled."
         )
     return result
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."

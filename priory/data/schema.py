@@ -23,7 +23,6 @@ names of arrays:
     scaling = "unit"           # [0, 1], symmetric ([-1, 1]) or none
 """
 
-import tomllib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from priory.core.errors import UsageError
+from priory.core.reading import parse_toml, read_text
 from priory.data import arrays, checks, labels, tables
 from priory.data import form as forms
 from priory.data.columns import Column
@@ -207,12 +207,12 @@ class Schema:
 def read(path: str) -> Schema:
     """Return the schema in a TOML file, checked; the first fault is raised."""
     try:
-        table = tomllib.loads(Path(path).read_text())
+        table = parse_toml(read_text(Path(path)))
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}); draft a schema with `priory flower schema`."
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not valid TOML ({error}); correct it.") from None
     reader = Reader(path, table)
     if ("columns" in table) == ("inputs" in table):

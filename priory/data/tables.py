@@ -10,6 +10,7 @@ where a schema file states columns and bounds (`schema`).
 import importlib.util
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from priory.core.errors import UsageError
+from priory.core.reading import check_memory, check_regular
 from priory.data import checks, labels
 from priory.data.checks import Problems
 from priory.data.columns import NEARLY_ALL, Column, feature_kind, holds_dates, numbering
@@ -124,6 +126,7 @@ def _parse_csv(path: str, used: Sequence[str | None] = ()) -> "tuple[pd.DataFram
     import pandas as pd
 
     try:
+        check_memory(check_regular(Path(path)), "it has")
         # Two lines, so that a header shorter than its rows is an error: pandas would take the rest for row names.
         header = pd.read_csv(path, header=None, nrows=2, dtype=str, skipinitialspace=True, keep_default_na=False)
         frame = pd.read_csv(path, skipinitialspace=True)
@@ -132,7 +135,7 @@ def _parse_csv(path: str, used: Sequence[str | None] = ()) -> "tuple[pd.DataFram
     except pd.errors.EmptyDataError:
         raise UsageError(f"{path} is empty; give a file with a header line and rows.") from None
     except (OSError, ValueError, pd.errors.ParserError) as error:  # a UnicodeDecodeError is a ValueError
-        reason = str(error).strip().splitlines()[0]
+        reason = getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UsageError(f"{path} cannot be read as CSV ({reason}); save it as comma-separated UTF-8 text.") from None
     return frame, _errors_of_header(path, [str(name) for name in header.iloc[0]], used)
 
@@ -141,11 +144,17 @@ def read_parquet(path: str) -> "pd.DataFrame":
     """The table in a parquet file; needs the extra `priory[parquet]`."""
     check_parquet()
     import pandas as pd
+    from pyarrow.parquet import ParquetFile
 
     try:
+        check_regular(Path(path))
+        with ParquetFile(path) as file:
+            declared = file.metadata  # a column that repeats one value has few bytes, whatever its rows
+        size = sum(declared.row_group(group).total_byte_size for group in range(declared.num_row_groups))
+        check_memory(max(size, 8 * declared.num_rows * declared.num_columns), "its columns have")
         return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, NotImplementedError, KeyError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UsageError(f"{path} cannot be read as parquet ({reason}); write it again, or as .csv.") from None
 
 
@@ -359,8 +368,8 @@ def _errors_of_header(path: str, names: list[str], used: Sequence[str | None]) -
                 raise UsageError(f"{path} seems to be separated by {word}; save it as comma-separated text.")
     errors = [
         UsageError(f"{path} has two columns named {name!r}; give every column its own name.")
-        for name in dict.fromkeys(names)
-        if name and names.count(name) > 1
+        for name, count in Counter(names).items()
+        if name and count > 1
     ]
     for place, name in enumerate(names):
         unnamed = f"Unnamed: {place}"

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from priory.core.errors import UsageError
+from priory.core.reading import parse_json, read_text
 from priory.engine.accounting import Counted, Ledger, concentrated_epsilon
 from priory.store import private_directory, write_atomically
 
@@ -191,7 +192,7 @@ class Budget:
         """Return what is in the file; an empty book where there is none."""
         path = self.place / BUDGET
         try:
-            table: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+            table: dict[str, Any] = parse_json(read_text(path)) if path.exists() else {}
             runs = {name: _spent(line) for name, line in table.pop("runs", {}).items()}
             book = Book(**table, runs=runs)
             numbers = isinstance(book.delta, float) and isinstance(book.epsilon, float | None)

@@ -13,7 +13,6 @@ import base64
 import dataclasses
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ import tomli_w
 from priory import methods
 from priory.core import rng
 from priory.core.errors import UsageError
+from priory.core.reading import parse_json, parse_toml, read_text
 from priory.core.rng import Key
 from priory.data import Federation
 from priory.data import form as forms
@@ -322,10 +322,10 @@ _root = jax.jit(rng.root)
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text())
+        table = parse_toml(read_text(path))
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}); make an app with `priory flower init`.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not valid TOML ({error}); correct it.") from None
     for part in ("method", "run", "environment"):
         if not isinstance(table.get(part), dict):
@@ -335,7 +335,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        table = json.loads(path.read_text())
+        table = parse_json(read_text(path))
         if not isinstance(table, dict):
             raise ValueError("no table")
     except OSError as error:

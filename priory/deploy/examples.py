@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from priory.core.errors import UsageError
-from priory.data import Federation
+from priory.data import Federation, npz
 from priory.data.rows import read_rows
 from priory.store import private_directory, write_atomically
 
@@ -94,9 +94,7 @@ def save(examples: Examples, path: Path) -> None:
 def load(path: str | Path) -> Examples:
     """The rows that `save` wrote."""
     try:
-        # NumPy leaves a file open that turns out to be damaged.
-        with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            found = {name: file[name] for name in ARRAYS if name in file.files}
+        found, _ = npz.load(Path(path), ARRAYS)
         return Examples(found["x"], found["y"], found.get("scale"), found["is_test"])
     except OSError as error:
         why = error.strerror or "damaged"

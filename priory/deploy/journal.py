@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from priory.core.errors import UsageError
+from priory.core.reading import parse_json, read_bytes, read_text
 from priory.core.text import one_line
 from priory.store import write_atomically
 
@@ -53,7 +54,7 @@ def read_status(directory: Path) -> dict[str, Any]:
     """How a run stands, with `alive`: whether its server is at work on this machine."""
     path = directory / STATUS
     try:
-        status = json.loads(path.read_text())
+        status = parse_json(read_text(path))
         if not (isinstance(status, dict) and isinstance(status.get("phase"), str) and isinstance(status["pid"], int)):
             raise ValueError
     except OSError as error:
@@ -69,7 +70,7 @@ def read_events(directory: Path) -> list[dict[str, Any]]:
     """The events so far; a line that was cut short is left out."""
     path = directory / EVENTS
     found = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    for line in read_bytes(path).splitlines() if path.exists() else ():
         try:
             found.append(json.loads(line))
         except (ValueError, RecursionError):

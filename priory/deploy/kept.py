@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from priory.core.errors import UsageError
+from priory.core.reading import parse_json, read_bytes
 from priory.core.rng import Key
 from priory.deploy.exchange import Reply
 from priory.deploy.wire import pack, unpack
@@ -132,11 +133,11 @@ class Kept:
 
         path = self._reply(digest)
         try:
-            raw = path.read_bytes()
+            raw = read_bytes(path)
             if hashlib.sha256(raw).hexdigest() != digest:
                 raise ValueError
             length = int.from_bytes(raw[:8], "little")
-            config = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["config"])
+            config = parse_json(parse_json(raw[8 : 8 + length])["__metadata__"]["config"])
             arrays = {name: array.tobytes() for name, array in load(raw).items()}
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             raise UsageError(

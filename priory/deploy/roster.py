@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from priory.core.errors import UsageError
+from priory.core.reading import parse_json, read_text
 from priory.store import write_atomically
 
 NODES, LOCK = "nodes.json", "nodes.lock"
@@ -73,7 +74,7 @@ class Roster:
         """Take over what the file says; without a file nothing changes."""
         try:
             if self.path.exists():
-                self.bound = {int(client): int(node) for client, node in json.loads(self.path.read_text()).items()}
+                self.bound = {int(client): int(node) for client, node in parse_json(read_text(self.path)).items()}
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise UsageError(
                 f"{self.path} is damaged; delete it, and nodes are bound to clients as they come."

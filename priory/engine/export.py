@@ -21,6 +21,7 @@ import numpy as np
 
 from priory import methods
 from priory.core.errors import UsageError
+from priory.core.reading import parse_json, read_bytes
 from priory.core.rng import Key
 from priory.core.trees import path_of
 from priory.data import form as forms
@@ -82,6 +83,8 @@ def load_model(path: Path | str, *, method: Any = None, model: Any = None, trust
         trust_code: Import the Python code that the directory names as a model, such as `mynet:make`. Set it only if you
             trust whoever wrote the directory; a network given as `model` needs no trust.
     """
+    from safetensors import SafetensorError
+
     path = Path(path)
     table, raw = _read_description(path), _read(path / WEIGHTS)
     try:
@@ -94,7 +97,9 @@ def load_model(path: Path | str, *, method: Any = None, model: Any = None, trust
         return _assembled(path, table, raw, method, model)
     except UsageError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except SafetensorError as error:
+        raise UsageError(f"{path / WEIGHTS} holds no tensors ({error}); export the model again.") from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise UsageError(
             f"{path / DESCRIPTION} does not describe a personal model ({type(error).__name__}: {error}); "
             "export the model again."
@@ -229,9 +234,9 @@ def _likelihood(table: dict[str, Any]) -> Categorical | Gaussian:
 
 
 def _read_description(path: Path) -> dict[str, Any]:
-    table: Any = None
+    raw, table = _read(path / DESCRIPTION), None
     with suppress(ValueError):
-        table = json.loads(_read(path / DESCRIPTION))
+        table = parse_json(raw)
     if not isinstance(table, dict) or "format" not in table:
         raise UsageError(f"{path / DESCRIPTION} is no description of a personal model; export the model again.")
     if table["format"] != FORMAT:
@@ -244,11 +249,10 @@ def _read_description(path: Path) -> dict[str, Any]:
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"{file} cannot be read ({error.strerror}); name a directory that `priory export` wrote."
-        ) from None
+        return read_bytes(file)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{file} cannot be read ({reason}); name a directory that `priory export` wrote.") from None
 
 
 def _name(path: Any) -> str:

@@ -1,6 +1,5 @@
 """A run directory as plain tables: the only place of the report that reads files."""
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from typing import Any
 
 from priory.certificate import Certificate
 from priory.core.errors import UsageError
+from priory.core.reading import parse_json, read_text
 from priory.report.tables import PARTS
 from priory.store import RunDirectory
 from priory.uncertainty import Uncertainty
@@ -118,7 +118,7 @@ def read(path: Path) -> Record:
     return Record(
         path=path,
         manifest=manifest,
-        text=(path / "manifest.toml").read_text(),
+        text=read_text(path / "manifest.toml"),
         summary=summary,
         lines=lines,
         clients=clients,
@@ -144,7 +144,7 @@ def _held(place: Path) -> list[Path]:
 
 def _compared(path: Path) -> list[str]:
     try:
-        return [run["path"] for method in json.loads(path.read_text())["methods"] for run in method["runs"]]
+        return [run["path"] for method in parse_json(read_text(path))["methods"] for run in method["runs"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # the order is a convenience
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from priory import data, methods
 from priory.core.errors import UsageError
+from priory.core.reading import parse_json, read_text
 from priory.data import Federation
 from priory.engine import Listener, Settings, check, manifest, resume, settings, simulate
 from priory.engine.run import NEWCOMERS, Run
@@ -93,7 +94,7 @@ class Cell:
         if not self.path.exists():
             return None
         try:
-            found: dict[str, Any] = json.loads(self.path.read_text())
+            found: dict[str, Any] = parse_json(read_text(self.path))
             there = found["manifest"]
             hyper = dict(there["method"])
             same = (
