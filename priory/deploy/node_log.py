@@ -247,7 +247,8 @@ def _sent(reply: Reply) -> dict[str, Any]:
         numbers = wire.from_bytes(name, raw).ravel()
         if numbers.dtype.kind == "f" and name != WEIGHT:
             squares += float(np.einsum("i,i->", numbers, numbers, dtype=np.float64))  # makes no copy
-    return {"bytes": size, "norm": _number(math.sqrt(squares)), "sha256": digest.hexdigest()}
+    norm = float(f"{math.sqrt(squares):.6g}")  # the last digits depend on the order of a sum
+    return {"bytes": size, "norm": _number(norm), "sha256": digest.hexdigest()}
 
 
 def _repair_of(cut: bytes) -> dict[str, Any]:

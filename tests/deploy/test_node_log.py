@@ -262,7 +262,7 @@ def assert_describes(sent, reply):
     said = b"".join(content_of(reply))
     arrays = [wire.from_bytes(*one).astype(np.float64) for one in reply.arrays.items() if one[0] != "weight"]
     assert (sent["bytes"], sent["sha256"]) == (len(said), hashlib.sha256(said).hexdigest())
-    assert sent["norm"] == pytest.approx(sum(np.sum(one**2) for one in arrays) ** 0.5)
+    assert sent["norm"] == pytest.approx(sum(np.sum(one**2) for one in arrays) ** 0.5, rel=1e-5)
 
 
 def test_the_hash_covers_all_that_is_said_and_not_which_request_is_answered():
