@@ -97,15 +97,21 @@ def unfit(reply: Reply, asked: dict[str, Any]) -> Refused | None:
 
 def verdict(method: Any, task: Task, down: Any, message: Message, channel: Any, limits: Limits) -> Array:
     """What the simulator's screening says of a message; 0 if it may count."""
-    is_sum = isinstance(channel, privacy.NoisedSum)
-    if is_sum:  # more than this, and the noise would not cover it
-        limits = Limits(channel.clip * (1 + ROUNDING), 1.0)
-    return _verdict(method, task, down, message, limits, is_difference=is_sum)
+    if isinstance(channel, privacy.NoisedSum):
+        return _verdict_on_difference(message, channel)
+    return _verdict(method, task, down, message, limits)
 
 
-@jax.jit(static_argnames="is_difference")
-def _verdict(method: Any, task: Task, down: Any, message: Message, limits: Limits, *, is_difference: bool) -> Array:
+@jax.jit
+def _verdict(method: Any, task: Task, down: Any, message: Message, limits: Limits) -> Array:
     message = jax.tree.map(jnp.asarray, message)
-    payload = message.payload
-    reference = trees.zeros(payload) if is_difference else reference_of(method, task, down, payload)
-    return screen.verdict(message, reference, limits)
+    return screen.verdict(message, reference_of(method, task, down, message.payload), limits)
+
+
+@jax.jit
+def _verdict_on_difference(message: Message, channel: privacy.NoisedSum) -> Array:
+    """Return what is wrong with a clipped difference; the noise of the sum covers none above its norm."""
+    message = jax.tree.map(jnp.asarray, message)
+    found = screen.verdict(message, trees.zeros(message.payload), Limits(jnp.inf, 1.0))
+    fits = privacy.within(message.payload, channel.clip * (1 + ROUNDING), channel.parts)
+    return jnp.where((found == 0) & ~fits, jnp.int8(screen.REASONS.index("norm")), found)

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from priory.core.errors import UsageError
+from priory.fed.parts import WHOLE, Parts
 
 Payload = TypeVar("Payload")
 
@@ -23,7 +24,7 @@ LARGEST = 2.0**52  # of a number on the grid: float64 counts that far
 CHUNK = 1 << 16  # numbers drawn at once, so that their Python lists stay small
 
 
-def release(differences: Payload, clip: float, sd: float, grid: float) -> Payload:
+def release(differences: Payload, clip: float, sd: float, grid: float, parts: Parts = WHOLE) -> Payload:
     """Return the sum of clipped differences with noise on every number, in float64.
 
     Args:
@@ -31,9 +32,15 @@ def release(differences: Payload, clip: float, sd: float, grid: float) -> Payloa
         clip: The largest norm of each; infinite where the method bounds it.
         sd: σ of the noise.
         grid: Distance between neighbouring numbers.
+        parts: What is clipped apart, in whose units `clip`, `sd` and `grid` are.
     """
-    leaves, structure = jax.tree.flatten(differences)
-    arrays = [np.asarray(leaf, np.float64) for leaf in leaves]
+    scaled = parts.to_units(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), differences))
+    return parts.from_units(parts.each(lambda part, _: _released(part, clip, sd, grid), scaled))
+
+
+def _released(differences: Payload, clip: float, sd: float, grid: float) -> Payload:
+    """Return the noised sum of one part."""
+    arrays, structure = jax.tree.flatten(differences)
     norms = np.sqrt(sum(np.square(array).reshape(len(array), -1).sum(axis=1) for array in arrays))
     bound = clip * (1 - MARGIN)
     factor = np.where(norms > bound, bound / np.where(norms > 0, norms, 1.0), 1.0)

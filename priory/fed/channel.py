@@ -46,10 +46,10 @@ class Clip:
 
     def send(self, payload: Payload, memory: tuple[()], key: Key) -> tuple[Payload, tuple[()], Array]:
         del key
-        return clipped(payload, self.norm), memory, _bits(payload)
+        return clipped(payload, self.norm), memory, num_bits(payload)
 
 
-def clipped(payload: Payload, norm: float) -> Payload:
+def clipped(payload: Payload, norm: Array | float) -> Payload:
     """The payload scaled down to a norm of at most `norm`."""
     size = trees.norm(payload)
     factor = jnp.where(size > norm, norm / jnp.where(size > 0, size, 1.0), 1.0)
@@ -183,7 +183,7 @@ class On:
     def send(self, payload: Any, memory: Any, key: Key) -> tuple[Any, Any, Array]:
         chosen, rest = trees.partition(payload, self.select)
         sent, memory, bits = self.inner.send(chosen, memory, key)
-        return trees.merge(sent, rest), memory, bits + _bits(rest)
+        return trees.merge(sent, rest), memory, bits + num_bits(rest)
 
 
 @dataclass(frozen=True)
@@ -244,12 +244,12 @@ def transmit(
     """The message as it arrives, the sender's memory, and the bits that travelled; simulated or not."""
     if channel is None:
         whole = not isinstance(method, Thins)
-        return message, memory, _bits(message.payload) if whole else thin.bits(method.thin(message.payload))
+        return message, memory, num_bits(message.payload) if whole else thin.bits(method.thin(message.payload))
     statistics, learned = _apart(message.payload)
     reference = _apart(reference_of(method, task, down, message.payload))[1]
     sent, memory, bits = channel.send(trees.sub(learned, reference), memory, key)
     payload = trees.merge(statistics, trees.add(sent, reference))
-    return Message(payload, message.weight, message.sender), memory, bits + _bits(statistics)
+    return Message(payload, message.weight, message.sender), memory, bits + num_bits(statistics)
 
 
 def memory_of(channel: Channel | None, payload: Any) -> Any:
@@ -291,5 +291,6 @@ def _num_kept(fraction: float, size: int) -> int:
     return max(1, math.ceil(fraction * size)) if size else 0
 
 
-def _bits(payload: Any) -> Array:
+def num_bits(payload: Any) -> Array:
+    """The bits of a payload that travels as it is."""
     return jnp.float32(8 * trees.num_bytes(payload))

@@ -21,6 +21,7 @@ from priory.core.struct import struct
 from priory.fed import channel as uplink
 from priory.fed.checks import positive
 from priory.fed.method import Message, Task
+from priory.fed.parts import WHOLE, Parts
 
 Payload = TypeVar("Payload")
 
@@ -69,14 +70,16 @@ class Canaries:
     Attributes:
         first: Number of the first canary; the others follow.
         signs: What the coins say, (canaries,): 1 and 0 for present and absent, 1 and −1 for two opposite messages.
-        radius: The norm of a message.
+        radius: The norm of a message, in units of its parts.
         key: Of the directions.
+        parts: What is clipped apart, of which all get the same norm.
     """
 
     first: Array
     signs: Array
     radius: float
     key: Key
+    parts: Parts = WHOLE
 
     @property
     def num(self) -> int:
@@ -84,24 +87,25 @@ class Canaries:
         return self.signs.shape[0]
 
     def direction(self, like: Payload, number: Array) -> Payload:
-        """A unit vector of the shape of a payload, the same for a canary in every round."""
+        """A vector of the shape of a payload with norm 1 in units of its parts, the same in every round."""
         drawn = _normal(jax.random.fold_in(self.key, number), like)
-        return trees.scale(1 / trees.norm(drawn), drawn)
+        return self.parts.each(lambda part, _: trees.scale(1 / (trees.norm(part) * self.parts.norm), part), drawn)
 
     def sing(self, difference: Payload, sender: Array) -> Payload:
         """What a sender sends: its own difference, or a canary's message in its place."""
         number = sender - self.first
         sign = self.signs[jnp.clip(number, 0, self.num - 1)]
         message = trees.scale(sign * self.radius, self.direction(difference, number))
-        return trees.select(number >= 0, message, difference)
+        return trees.select(number >= 0, self.parts.from_units(message), difference)
 
     def score(self, seen: Any, sender: Array) -> Array:
         """What the observer of a client's own message learns of its coin; 0 for one that is no canary."""
         number = sender - self.first
-        return jnp.where(number >= 0, trees.dot(seen, self.direction(seen, number)), 0.0)
+        return jnp.where(number >= 0, trees.dot(self.parts.to_units(seen), self.direction(seen, number)), 0.0)
 
     def scores(self, seen: Any) -> Array:
         """What the observer of a sum learns of every coin, (canaries,)."""
+        seen = self.parts.to_units(seen)
         return lax.map(lambda number: trees.dot(seen, self.direction(seen, number)), jnp.arange(self.num))
 
 
@@ -113,11 +117,13 @@ class Noised:
         clip: C, the largest norm that passes unchanged; infinite where a method bounds what it sends itself.
         sd: σ of the noise N(0, σ²).
         canaries: An auditor's, or None.
+        parts: What is clipped apart, each with a norm and noise of C and σ times its unit.
     """
 
     clip: float = 1.0
     sd: float = 1.0
     canaries: Canaries | None = None
+    parts: Parts = WHOLE
 
     def check(self) -> None:
         if not math.isinf(self.clip):
@@ -129,9 +135,9 @@ class Noised:
         return ()
 
     def send(self, payload: Payload, memory: tuple[()], key: Key) -> tuple[Payload, tuple[()], Array]:
-        key_clip, key_noise = jax.random.split(key)
-        clipped, memory, bits = uplink.Clip(self.clip).send(payload, memory, key_clip)
-        return trees.add(clipped, trees.scale(self.sd, _normal(key_noise, clipped))), memory, bits
+        key_noise = jax.random.split(key)[1]
+        sent = trees.add(clipped(payload, self.clip, self.parts), _noise(key_noise, payload, self.sd, self.parts))
+        return sent, memory, uplink.num_bits(payload)
 
 
 @struct
@@ -143,12 +149,14 @@ class NoisedSum:
         sd: σ of the noise N(0, σ²) on every number of the sum.
         expected: Clients that a round expects; how many came is private.
         canaries: An auditor's, or None.
+        parts: What is clipped apart, each with a norm and noise of C and σ times its unit.
     """
 
     clip: float = 1.0
     sd: float = 1.0
     expected: float = 1.0
     canaries: Canaries | None = None
+    parts: Parts = WHOLE
 
     def check(self) -> None:
         positive("clip", self.clip)
@@ -160,14 +168,26 @@ class NoisedSum:
         return ()
 
     def send(self, payload: Payload, memory: tuple[()], key: Key) -> tuple[Payload, tuple[()], Array]:
-        return uplink.Clip(self.clip).send(payload, memory, key)
+        del key
+        return clipped(payload, self.clip, self.parts), memory, uplink.num_bits(payload)
 
     def release(self, total: Payload, key: Key) -> Payload:
         """The mean difference that leaves the sum: (Σ_k d_k + N(0, σ²)) / expected clients."""
-        return trees.scale(1 / self.expected, trees.add(total, trees.scale(self.sd, _normal(key, total))))
+        return trees.scale(1 / self.expected, trees.add(total, _noise(key, total, self.sd, self.parts)))
 
 
 Private = Noised | NoisedSum
+
+
+def clipped(payload: Payload, clip: Array | float, parts: Parts = WHOLE) -> Payload:
+    """Return the payload with every part scaled down to a norm of at most `clip` of its units."""
+    return parts.each(lambda part, unit: uplink.clipped(part, clip * unit), payload)
+
+
+def within(payload: Any, clip: Array | float, parts: Parts = WHOLE) -> Array:
+    """Return whether every part has a norm of at most `clip` of its units."""
+    norms = jnp.stack([trees.norm(part) for part in parts.split(parts.to_units(payload))])
+    return jnp.all(norms <= clip)
 
 
 def is_private(channel: Any) -> TypeGuard[Private]:
@@ -208,6 +228,11 @@ def released(channel: NoisedSum, method: Any, task: Task, down: Any, difference:
 def public_reference(method: Any, task: Task, down: Any, payload: Payload) -> Payload:
     """What a client that learned nothing would send, from the broadcast alone: of the payload only shapes are read."""
     return uplink.reference_of(method, task, down, trees.zeros(payload))
+
+
+def _noise(key: Key, like: Payload, sd: float, parts: Parts) -> Payload:
+    """Draw N(0, σ²) numbers in the shape of a tree, σ in units of its parts."""
+    return parts.from_units(trees.scale(sd, _normal(key, like)))
 
 
 def _normal(key: Key, like: Payload) -> Payload:

@@ -9,6 +9,7 @@ from priory.core import rng
 from priory.core.errors import UsageError
 from priory.deploy import noise
 from priory.engine.accounting import GRID_BITS, grid_of
+from priory.fed.parts import Parts
 from priory.fed.privacy import Noised
 
 
@@ -57,6 +58,35 @@ def test_a_sum_is_that_of_clipped_parts(monkeypatch):
     monkeypatch.setattr(noise, "discrete_gaussian", lambda shape, scale: np.zeros(shape, np.int64))
     stack = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]], np.float32)
     np.testing.assert_allclose(noise.release(stack, 1.0, 1.0, grid_of(1.0)), [0.9, 1.2], atol=1e-6)
+
+
+APART = Parts(("a", "b"), (0.3, 50.0))
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 7.0])
+def test_every_part_of_what_is_summed_has_at_most_its_own_norm_to_the_last_bit(monkeypatch, size):
+    monkeypatch.setattr(noise, "discrete_gaussian", lambda shape, scale: np.zeros(shape, np.int64))
+    grid, draw = grid_of(2.0), np.random.default_rng(0)
+    for _ in range(20):
+        raw = {name: draw.normal(size=(1, 100)).astype(np.float32) for name in APART.names}
+        raw = {name: size * leaf / np.linalg.norm(leaf) for name, leaf in raw.items()}
+        made = noise.release(raw, 1.0, 2.0, grid, APART)
+        for name, unit in zip(APART.names, APART.units, strict=True):
+            whole = [round(float(number) / unit / grid) for number in made[name]]
+            assert sum(number**2 for number in whole) <= (1 / grid) ** 2
+            norm = float(np.linalg.norm(raw[name].astype(np.float64)))
+            bound = raw[name][0] * min(1.0, unit / norm)
+            np.testing.assert_allclose(made[name], bound, atol=unit * (2 * grid + 2e-9))
+
+
+def test_every_part_gets_noise_of_its_unit():
+    num, sd = 4000, 3.0
+    zero = {name: np.zeros((1, num), np.float32) for name in APART.names}
+    made = noise.release(zero, 1.0, sd, grid_of(sd), APART)
+    for name, unit in zip(APART.names, APART.units, strict=True):
+        drawn = made[name] / (unit * sd)
+        assert abs(drawn.mean()) < 4.5 / num**0.5
+        assert abs((drawn**2).mean() - 1) < 4.5 * (2 / num) ** 0.5
 
 
 def test_a_number_beyond_the_grid_is_held_at_its_end(monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 from priory.core import rng, trees
 from priory.fed import privacy
 from priory.fed.method import Message
+from priory.fed.parts import Parts
 from priory.fed.privacy import Canaries, Noised, NoisedSum
 
 BIG = {"a": jnp.full((30, 40), 2.0), "b": jnp.full(800, -1.0)}  # 2000 numbers
@@ -144,8 +145,50 @@ def test_other_noise_compiles_nothing():
     assert len(traced) == 1
 
 
-def canaries(signs, radius=2.0):
-    return Canaries(jnp.int32(10), jnp.asarray(signs, jnp.float32), radius, rng.root(5))
+def in_units_of(parts, payload):
+    return flat({name: payload[name] / unit for name, unit in zip(parts.names, parts.units, strict=True)})
+
+
+APART = Parts(("a", "b"), (0.5, 200.0))
+
+
+def test_every_part_gets_noise_of_its_unit():
+    zero, num = trees.zeros(BIG), 2000
+    local = Noised(clip=1.0, sd=3.0, parts=APART).send(zero, (), rng.root(1))[0]
+    central = NoisedSum(clip=1.0, sd=3.0, expected=5.0, parts=APART).release(zero, rng.root(2))
+    for noise in (in_units_of(APART, local), 5.0 * in_units_of(APART, central)):
+        for part in np.split(noise, [1200]):
+            assert abs(part.mean()) < 4 * 3.0 / math.sqrt(len(part))
+            assert abs(part.var() - 9.0) < 4 * 9.0 * math.sqrt(2 / len(part))
+        assert abs(noise.var() - 9.0) < 4 * 9.0 * math.sqrt(2 / num)
+
+
+@pytest.mark.parametrize("other", [0.0, -1.0], ids=["one client less", "another client"])
+def test_one_client_moves_a_sum_by_the_root_of_the_number_of_parts_and_no_more(other):
+    """The worst client fills every part; twice as far is one that fills them in the opposite direction."""
+    channel, draw = NoisedSum(clip=1.0, sd=1.0, parts=APART), np.random.default_rng(0)
+    sent_by = jax.jit(lambda payload: channel.send(payload, (), rng.root(0))[0])
+    reached = []
+    for size in (0.1, 1.0, 1e3, 1e6):
+        payload = jax.tree.map(lambda leaf, size=size: jnp.float32(size * draw.normal(size=leaf.shape)), BIG)
+        moved = trees.sub(sent_by(payload), trees.scale(abs(other), sent_by(trees.scale(other, payload))))
+        reached.append(np.linalg.norm(in_units_of(APART, moved)))
+    most = (1 - other) * math.sqrt(2)
+    assert max(reached) == pytest.approx(most, rel=1e-5)
+    assert min(reached) < 0.9 * most
+
+
+def canaries(signs, radius=2.0, **apart):
+    return Canaries(jnp.int32(10), jnp.asarray(signs, jnp.float32), radius, rng.root(5), **apart)
+
+
+def test_a_canary_fills_every_part():
+    some = canaries([1.0, -1.0], radius=math.sqrt(2), parts=APART)
+    got = sent(NoisedSum(clip=1.0, canaries=some, parts=APART), BIG, sender=11).payload
+    for name, unit in zip(APART.names, APART.units, strict=True):
+        assert float(trees.norm(got[name])) == pytest.approx(unit, rel=1e-5)
+    assert float(some.score(got, jnp.int32(11))) == pytest.approx(-math.sqrt(2), rel=1e-5)
+    np.testing.assert_allclose(some.scores(got)[1], -math.sqrt(2), rtol=1e-5)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0, 0.0])
