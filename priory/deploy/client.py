@@ -141,14 +141,16 @@ class Client:
     def _channel(self) -> Any:
         """The channel of a visit; under local privacy it only clips, since noise is added to what comes out."""
         channel = self.charter.channel
-        return privacy.NoisedSum(channel.clip, channel.sd) if isinstance(channel, privacy.Noised) else channel
+        if not isinstance(channel, privacy.Noised):
+            return channel
+        return privacy.NoisedSum(channel.clip, channel.sd, parts=channel.parts)
 
     def _noised(self, method: Any, down: Any, difference: Any) -> Any:
         """Return what travels of a clipped difference: what everybody knows, plus the difference with noise."""
         ledger = self.charter.ledger
         assert ledger is not None
         stack = jax.tree.map(lambda leaf: leaf[None], difference)
-        noised = noise.release(stack, ledger.clip, ledger.sd, ledger.grid)
+        noised = noise.release(stack, ledger.clip, ledger.sd, ledger.grid, ledger.parts)
         public = jax.tree.map(np.asarray, _public(method, self._task, down, difference))
         return jax.tree.map(lambda one, other: (one + other).astype(one.dtype), public, noised)
 

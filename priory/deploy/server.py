@@ -292,7 +292,7 @@ class Server:
         messages = jax.tree.map(lambda *leaves: np.stack(leaves), *filled)
         ledger, chosen = self.charter.ledger, self.charter.settings.robust
         if ledger is not None and ledger.mode == "central":  # nothing of it leaves before the round is committed
-            total = noise.release(messages.payload, ledger.clip, ledger.sd, ledger.grid)
+            total = noise.release(messages.payload, ledger.clip, ledger.sd, ledger.grid, ledger.parts)
             mean = jax.tree.map(lambda leaf: np.float32(leaf / ledger.expected), total)
             messages = _released(self.charter.channel, method, self.charter.tasks[0], down, mean)
         after, info = _aggregate(

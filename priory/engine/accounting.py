@@ -9,6 +9,9 @@ client is added or removed. So a sensitivity here is always that distance, and t
     central, bernoulli add or remove one client      C
     a method that bounds its payload (`Bounded`)     what it states, for each of the two
 
+Where P parts of a message are clipped apart (`Parted`), all are counted in units of their own norms C_p: each part of a
+message is in a ball of radius 1, the message in one of radius √P, which takes the place of C.
+
 Sampling amplifies privacy where nothing but one draw of a round depends on who is in it. Otherwise cohorts count as
 known, which they may be since no data decide them, and a client's own participations add up: under local privacy, where
 each message is released by itself; for groups that are sampled apart; and for a fixed-size cohort of clients that keep
@@ -43,7 +46,8 @@ from priory.engine.cohort import Participation
 from priory.engine.settings import Settings
 from priory.fed import privacy
 from priory.fed.channel import is_statistic
-from priory.fed.method import AdviceWarning, Bounded, Channel, Task
+from priory.fed.method import AdviceWarning, Bounded, Channel, Parted, Task
+from priory.fed.parts import WHOLE, Parts
 from priory.fed.shard import Shards
 
 ORDERS = 1 + np.geomspace(1e-2, 1e5, 4000)  # Rényi orders, so dense that the best is within 1e-5 of the best of all
@@ -179,6 +183,8 @@ class Ledger:
         budget: ε that may not be exceeded, if one was given.
         noise: σ / sensitivity.
         clip: C, infinite where the method bounds its payload.
+        parts: What is clipped apart; clip, reach, sensitivity and σ are in their units.
+        together: Parts of different scale that are clipped as one.
         reach: How far what is released can move when one client changes.
         sensitivity: What that was taken for: the reach, or an assumption of the user's.
         origin: Where the sensitivity comes from.
@@ -204,6 +210,8 @@ class Ledger:
     planned: int
     expected: int
     deployed: bool = False
+    parts: Parts = WHOLE
+    together: tuple[str, ...] = ()
 
     def spent(self, rounds: int) -> float:
         """ε after so many rounds."""
@@ -243,8 +251,8 @@ class Ledger:
     def channel(self, canaries: privacy.Canaries | None = None) -> privacy.Private:
         """The uplink that releases so."""
         if self.mode == "local":
-            return privacy.Noised(self.clip, self.sd, canaries)
-        return privacy.NoisedSum(self.clip, self.sd, float(self.expected), canaries)
+            return privacy.Noised(self.clip, self.sd, canaries, self.parts)
+        return privacy.NoisedSum(self.clip, self.sd, float(self.expected), canaries, self.parts)
 
     def summary(self, rounds: int) -> dict[str, Any]:
         """What a summary tells after so many rounds."""
@@ -257,8 +265,8 @@ class Ledger:
             "rounds_allowed": self.rounds,
             "rounds_planned": self.planned,
             "noise_multiplier": self.noise,
-            "sd": self.sd,
-            "clip": self.clip if math.isfinite(self.clip) else None,
+            "sd": self.parts.by_name(self.sd),
+            "clip": self.parts.by_name(self.clip) if math.isfinite(self.clip) else None,
             "sensitivity": self.sensitivity,
             "sensitivity_from": self.origin,
             "noise": f"discrete Gaussian on a grid of {self.grid:.3g}" if self.deployed else SIMULATED,
@@ -296,7 +304,8 @@ def open_ledger(
     _check_payload(contact.message.payload, name)
     _accounting()
     replaces = mode == "local" or participation.kind == "fixed"
-    clip, reach, origin = _reach(chosen, method, name, task, mode, replaces)
+    parts, together = _parts(chosen, method, name, contact.message.payload)
+    clip, reach, origin = _reach(chosen, method, name, task, mode, replaces, parts)
     if deployed and chosen.dp_sensitivity is not None and chosen.dp_sensitivity < reach:
         raise UsageError(
             f"dp-sensitivity={chosen.dp_sensitivity:g} is an assumption for simulations, since one client can change "
@@ -311,15 +320,6 @@ def open_ledger(
     if noise is None:
         assert chosen.dp_epsilon is not None
         noise = solve_noise(spending, chosen.dp_epsilon, chosen.dp_delta, chosen.rounds)
-    rounds = chosen.rounds
-    if chosen.dp_epsilon is not None:
-        rounds = rounds_within(spending, noise, chosen.dp_epsilon, chosen.dp_delta, chosen.rounds)
-        if rounds == 0 < chosen.rounds:
-            first = spending.epsilon(noise, 1, chosen.dp_delta)
-            raise UsageError(
-                f"dp-epsilon={chosen.dp_epsilon:g} is too small for even one round, which costs {first:.4g} with "
-                f"dp-noise={noise:g}; give a larger budget or more noise, or leave out dp-noise."
-            )
     sensitivity = reach if chosen.dp_sensitivity is None else chosen.dp_sensitivity
     if deployed and math.isinf(clip):  # rounding moves each number by less than the grid
         sensitivity += grid_of(noise * reach) * math.sqrt(size)
@@ -334,10 +334,12 @@ def open_ledger(
         origin=origin,
         relation="replace one client" if replaces else "add or remove one client",
         spending=spending,
-        rounds=rounds,
+        rounds=_rounds(chosen, spending, noise),
         planned=chosen.rounds,
         expected=participation.cohort,
         deployed=deployed,
+        parts=parts,
+        together=together,
     )
 
 
@@ -348,12 +350,18 @@ def grid_of(sd: float) -> float:
 
 def advice(ledger: Ledger, num_clients: int) -> dict[str, str]:
     """What the numbers themselves tell the user to look at, by kind."""
-    if ledger.delta < 1 / num_clients:
-        return {}
-    return {
-        "delta": f"dp-delta={ledger.delta:g} is not below 1/{num_clients}, so giving away one client of {num_clients} "
-        f"in full would be allowed; choose a smaller one, such as {0.1 / num_clients:.1g}."
-    }
+    told = {}
+    if ledger.delta >= 1 / num_clients:
+        told["delta"] = (
+            f"dp-delta={ledger.delta:g} is not below 1/{num_clients}, so giving away one client of {num_clients} "
+            f"in full would be allowed; choose a smaller one, such as {0.1 / num_clients:.1g}."
+        )
+    if ledger.together:
+        told["clip"] = (
+            f"dp-clip={ledger.clip:g} clips {' and '.join(ledger.together)} as one, though their scales differ, so "
+            f"little is left of the smaller; give a norm for each, --dp-clip {','.join(ledger.together).upper()}."
+        )
+    return told
 
 
 def warn(told: dict[str, str], known: dict[str, str]) -> None:
@@ -425,7 +433,7 @@ def _mode(chosen: Settings, method: Any, name: str) -> Literal["central", "local
         if value != getattr(Settings(), field):
             if isinstance(method, Bounded) and field in ("dp_epsilon", "dp_noise"):
                 return "local"  # it was made for noise on its messages
-            said = f"{field.replace('_', '-')}={value:g}"
+            said = f"{field.replace('_', '-')}={value if isinstance(value, str) else f'{value:g}'}"
             raise UsageError(
                 f"{said} says how private {name} is to be, but not in which form; add --dp central or local."
             )
@@ -474,16 +482,55 @@ def _check_payload(payload: Any, name: str) -> None:
             )
 
 
-def _reach(chosen: Settings, method: Any, name: str, task: Task, mode: str, replaces: bool) -> tuple[float, float, str]:
+def _parts(chosen: Settings, method: Any, name: str, payload: Any) -> tuple[Parts, tuple[str, ...]]:
+    """Return what is clipped apart, and what could be and is clipped as one; parts without numbers do not count."""
+    norms = chosen.dp_clips
+    names = tuple(method.parts) if isinstance(method, Parted) and not isinstance(method, Bounded) else ()
+    found = Parts(names).split(payload) if names else []
+    held = tuple(part for part, tree in zip(names, found, strict=True) if trees.size(tree))
+    if len(norms) == 1:
+        return WHOLE, held if len(held) > 1 else ()
+    if len(norms) != len(names):
+        which = (
+            f"{len(names)} parts ({', '.join(names)}); give one number, or {len(names)}"
+            if names
+            else "one part; give one"
+        )
+        raise UsageError(f"dp-clip={chosen.dp_clip} has {len(norms)} numbers, and a message of {name} has {which}.")
+    units = dict(zip(names, norms, strict=True))
+    return Parts(held, tuple(units[part] for part in held)), ()
+
+
+def _rounds(chosen: Settings, spending: Spending, noise: float) -> int:
+    """Return how many of the planned rounds the budget allows; raise if it allows none."""
+    if chosen.dp_epsilon is None:
+        return chosen.rounds
+    rounds = rounds_within(spending, noise, chosen.dp_epsilon, chosen.dp_delta, chosen.rounds)
+    if rounds == 0 < chosen.rounds:
+        first = spending.epsilon(noise, 1, chosen.dp_delta)
+        raise UsageError(
+            f"dp-epsilon={chosen.dp_epsilon:g} is too small for even one round, which costs {first:.4g} with "
+            f"dp-noise={noise:g}; give a larger budget or more noise, or leave out dp-noise."
+        )
+    return rounds
+
+
+def _reach(
+    chosen: Settings, method: Any, name: str, task: Task, mode: str, replaces: bool, parts: Parts
+) -> tuple[float, float, str]:
     """The norm to clip to, how far one client reaches, and where the sensitivity comes from."""
     if isinstance(method, Bounded):
         found, origin = float(method.sensitivity(task, replaces=replaces)), f"stated by {name}"
         # In a sum the bound is enforced as well: when a client is added, its whole difference is.
         clip = math.inf if mode == "local" else float(method.sensitivity(task, replaces=False))
     else:
-        clip = chosen.dp_clip
-        found = 2 * clip if replaces else clip
-        origin = f"2 x dp-clip {clip:g}" if replaces else f"dp-clip {clip:g}"
+        clip = 1.0 if parts.names else chosen.dp_clips[0]
+        found = 2 * clip * parts.norm if replaces else clip * parts.norm
+        origin = f"dp-clip {clip:g}"
+        if parts.names:
+            norms = ", ".join(f"{part} {norm:g}" for part, norm in parts.by_name(1.0).items())
+            origin = f"sqrt({len(parts.names)}) x dp-clip of each part: {norms}"
+        origin = f"2 x {origin}" if replaces else origin
     if chosen.dp_sensitivity is not None:
         origin = f"an assumption (dp-sensitivity) in place of {found:.6g}, {origin}"
     return clip, found, origin

@@ -278,6 +278,7 @@ def _observe(
         signs=jnp.asarray(np.where(heads, 1.0, -1.0 if opposite else 0.0), jnp.float32),
         radius=ledger.reach / 2 if opposite else ledger.reach,  # two opposite messages are as far apart as any two
         key=jax.random.fold_in(key, 1),
+        parts=ledger.parts,
     )
     problem = (session.method, session.tasks, ledger.channel(singing), session.train)
     server, scores = session.server, np.zeros(canaries)

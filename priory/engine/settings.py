@@ -52,8 +52,10 @@ class Settings:
         dp_epsilon: Budget that the noise is solved for, over all rounds; with dp_noise a run ends before exceeding it.
         dp_delta: δ of the guarantee; far below 1 / clients.
         dp_noise: Standard deviation of the noise over the sensitivity.
-        dp_clip: Norm that what a client learned is scaled down to; not used where a method states its sensitivity.
-        dp_sensitivity: Distance that one client is assumed to move a release by, in place of the one that is known.
+        dp_clip: Norm that what a client learned is scaled down to; not used where a method states its sensitivity. For
+            a method whose messages have parts of different scale, one norm for each: fedpop takes BETA,PHI.
+        dp_sensitivity: Distance that one client is assumed to move a release by, in place of the one that is known; in
+            units of the norms if there are several.
         seed: Root of all randomness of the run.
         model: linear, mlp:WIDTH[,WIDTH], cnn, cnn3:CHANNELS,WIDTH, reddi, intercept, factor:RANK or
             package.module:factory; chosen from the data by default.
@@ -83,7 +85,7 @@ class Settings:
     dp_epsilon: float | None = None
     dp_delta: float = 1e-5
     dp_noise: float | None = None
-    dp_clip: float = 1.0
+    dp_clip: float | str = 1.0
     dp_sensitivity: float | None = None
     seed: int = 0
     model: str | None = None
@@ -143,7 +145,8 @@ class Settings:
         """Raise on numbers that no privacy can have."""
         if self.dp is not None and self.dp not in PRIVACY:
             raise UsageError(f"dp={self.dp!r} is unknown; choose {' or '.join(PRIVACY)}.")
-        for name in ("dp_epsilon", "dp_noise", "dp_clip", "dp_sensitivity"):
+        _ = self.dp_clips
+        for name in ("dp_epsilon", "dp_noise", "dp_sensitivity"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and 0 < value < math.inf):
                 raise UsageError(f"{name.replace('_', '-')}={value!r} is not a positive number; choose one above 0.")
@@ -153,6 +156,20 @@ class Settings:
             )
         if not (_is_number(self.dp_delta) and 0 < self.dp_delta < 1):
             raise UsageError(f"dp-delta={self.dp_delta!r} lies outside (0, 1); choose one such as 1e-5.")
+
+    @property
+    def dp_clips(self) -> tuple[float, ...]:
+        """The norms of `dp_clip`: one for whole messages, or one for each part; raise if they are no such numbers."""
+        try:
+            norms = tuple(map(float, str(self.dp_clip).split(",")))
+        except ValueError:
+            norms = (math.nan,)
+        if not all(0 < norm < math.inf for norm in norms):
+            raise UsageError(
+                f"dp-clip={self.dp_clip!r} is not a positive number, nor several with commas between; give one such as "
+                "1, or one for each part such as 0.5,20."
+            )
+        return norms
 
     def in_the_clear(self) -> "Settings":
         """The same without privacy."""
@@ -261,6 +278,8 @@ def make(values: dict[str, Any]) -> Settings:
         value = values.get(name)
         if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
             raise UsageError(f"{name.replace('_', '-')}={value!r} is not a whole number; give one.")
+    if isinstance(values.get("dp_clip"), list | tuple):
+        values = {**values, "dp_clip": ",".join(map(str, values["dp_clip"]))}
     if isinstance(values.get("schedule"), str):
         values = {**values, "schedule": (values["schedule"],)}
     return Settings(**{**values, "schedule": tuple(values.get("schedule", ()))})

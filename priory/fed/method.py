@@ -356,6 +356,15 @@ class Calibrates(Protocol):
         """That setting, all clients having one population and one posterior width; the rest stays as it is."""
 
 
+@runtime_checkable
+class Parted(Protocol):
+    """Optional: what a client sends has parts of different scale, which differential privacy clips apart."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Their "/"-joined paths in a payload, in the order of `--dp-clip`; all numbers are at or below one of them."""
+
+
 class AdviceWarning(UserWarning):
     """What the figures of a run tell its user to look at."""
 

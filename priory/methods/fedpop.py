@@ -218,6 +218,7 @@ class FedPop:
     linear: ClassVar[bool] = True
     legacy_settings: ClassVar[dict[str, str]] = {"prior_units": "outcome"}  # of runs from before the setting existed
     certifies: ClassVar[str] = "a Gaussian with the moments of the draws of z, and not the draws themselves"
+    parts: ClassVar[tuple[str, ...]] = ("beta", "phi")  # I and J: sums over coordinates of z and over examples
     unbiased: ClassVar[str] = "the convergence theorem of FedPop (H3)"
 
     def check(self) -> None:

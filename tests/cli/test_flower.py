@@ -806,6 +806,18 @@ def test_init_tells_what_privacy_costs_and_how_much_of_it_the_grid(capsys):
     assert ledger.spent_if_continuous < ledger.spent(2)
     shown = flat(capsys.readouterr().out)
     assert f"local differential privacy, replace one client: 2 rounds cost ε = {ledger.spent(2):.4g}" in shown
+    assert f"noise {ledger.noise:.4g} x sensitivity 2 (2 x dp-clip 1)" in shown
+
+
+def test_init_tells_the_norm_of_each_part_and_advises_where_there_is_one_for_all(capsys):
+    options = ["--method", "fedpop", *DIGITS, *CLIENTS, "--model", "mlp:2", "--dp", "local", "--dp-noise", "9"]
+    assert main(["flower", "init", "apart", *options, "--dp-clip", "0.5,20"]) == 0
+    shown = flat(capsys.readouterr().out)
+    assert "noise 9 x sensitivity 2.828 (2 x sqrt(2) x dp-clip of each part: beta 0.5, phi 20)" in shown
+    assert "--dp-clip BETA,PHI" not in shown
+    assert charters.load(Path("apart/apart")).ledger.parts.units == (0.5, 20.0)
+    assert main(["flower", "init", "together", *options, "--dp-clip", "0.5"]) == 0
+    assert "--dp-clip BETA,PHI" in flat(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("answer", "left"), [("y", False), ("yes", False), ("n", True), ("", True)])

@@ -226,6 +226,26 @@ def test_central_privacy_takes_no_difference_above_the_clipping_norm(answered, f
     assert accepted or found.reason == "norm"
 
 
+@pytest.mark.parametrize(
+    ("part", "factor", "accepted"), [("beta", 0.99, True), ("beta", 1.01, False), ("phi", 1.01, False)]
+)
+def test_central_privacy_takes_no_part_above_its_own_clipping_norm(answered, part, factor, accepted):
+    """The norm of all parts together stays far below the larger of the two."""
+    norms = {"beta": 0.5, "phi": 0.001 if part == "phi" else 100.0}
+    clip = ",".join(str(norm) for norm in norms.values())
+    charter, reply = answered("fedpop", dp="central", **PRIVATE | {"dp_clip": clip})
+
+    def alter(message):
+        leaves = getattr(message.payload, part)
+        norm = np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(leaves)))
+        scaled = jax.tree.map(lambda leaf: leaf * np.float32(factor * norms[part] / norm), leaves)
+        return replace(message, payload=replace(message.payload, **{part: scaled}))
+
+    found = judge(charter, altered(charter, reply, alter))
+    assert isinstance(found, Accepted) == accepted
+    assert accepted or found.reason == "norm"
+
+
 def test_central_privacy_lets_nobody_count_twice(answered):
     charter, reply = answered(dp="central", **PRIVATE)
     assert judge(charter, altered(charter, reply, weight(2))).reason == "weight"

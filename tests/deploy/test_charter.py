@@ -42,15 +42,16 @@ def test_every_method_has_the_same_digest_after_loading(name, tmp_path):
         {"model": None, "models": "mlp:4,linear"},
         {**DP, "dp_epsilon": 3.0},
         {**DP, "dp_noise": 1.0},
+        {**DP, "dp_noise": 1.0, "dp_clip": "0.5,20"},
         {"robust": "median"},
     ],
-    ids=["schedule", "cohort", "models", "epsilon", "noise", "robust"],
+    ids=["schedule", "cohort", "models", "epsilon", "noise", "clips", "robust"],
 )
 def test_every_setting_comes_back(settings, tmp_path):
-    name = "fedbnn" if "models" in settings else "fedavg"
+    name = "fedbnn" if "models" in settings else "fedpop" if "dp_clip" in settings else "fedavg"
     charter = small_charter(methods.get(name)(), **settings)
     again = reloaded(charter, tmp_path)
-    assert (again.digest, again.settings) == (charter.digest, charter.settings)
+    assert (again.digest, again.settings, again.channel) == (charter.digest, charter.settings, charter.channel)
 
 
 def test_the_shapes_of_what_travels_come_back(tmp_path):

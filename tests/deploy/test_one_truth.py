@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import priory
+from priory import FedPop, Optimiser
 from priory.engine.session import Session
 
 pytestmark = pytest.mark.xdist_group("several networks")  # tests/cli/test_architectures.py trains the same
@@ -61,3 +62,23 @@ def test_so_they_do_with_every_setting_of_a_round(deployed, settings):
         options = {"rounds": 3, "seed": 1, "eval_every": 0, **ONE, **settings}
         run = priory.simulate(made.charter.method, made.federation, **options)
     assert_same_server(server.server, run.server)
+
+
+@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")
+@pytest.mark.parametrize("form", ["central", "local"])
+def test_parts_are_clipped_as_the_simulator_clips_them(deployed, form):
+    """With next to no noise; the clips are below the norms of both parts, and above 1."""
+    still = FedPop(optimiser=Optimiser("sgd", 1.0), prior_step_size=0.1)
+    options = {"dp": form, "dp_clip": "2,3", "dp_noise": 1e-5, "dp_delta": 0.1, "rounds": 2}
+    made = deployed(method=still, num_clients=3, **options)
+    server = made.server()
+    start = jax.tree.map(np.asarray, server.server)
+    server.go()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "_evaluate", lambda *_: (None, None))
+        run = priory.simulate(still, made.federation, seed=1, eval_every=0, model="mlp:4", **options)
+    moved = [jax.tree.map(np.subtract, end, start) for end in (server.server, run.server)]
+    for part, least in (("phi", 1e-2), ("beta", 1e-2)):
+        one, other = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(getattr(end, part))]) for end in moved)
+        assert np.linalg.norm(one) > least
+        assert np.linalg.norm(one - other) < 1e-2 * np.linalg.norm(one)

@@ -4,6 +4,7 @@ import hashlib
 import math
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 import priory
 from priory.core import rng
 from priory.core.rng import Stream
+from priory.core.struct import struct
 from priory.engine import audit as auditing
 from priory.engine.audit import FEWEST, MOST, audit, lower_bound, p_value, right_guesses, with_canaries
 from priory.engine.cohort import Participation
@@ -127,11 +129,11 @@ def audited(begin, wide, tmp_path_factory):
     def contents(path):
         return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in path.rglob("*") if p.is_file()}
 
-    def made(**options):
+    def made(method=None, **options):
         path = tmp_path_factory.mktemp("runs") / "run"
-        run = begin(priory.FedAvg(), wide, dp_delta=1e-4, out=path, **options)
+        run = begin(method or priory.FedAvg(), wide, dp_delta=1e-4, out=path, **options)
         before = contents(path)
-        found = audit(path, canaries=100, federation=run.federation)
+        found = audit(path, canaries=100, federation=run.federation, method=method)
         after = contents(path)
         assert after.pop("audit.json")
         assert after == before, "an audit changes nothing of the run"
@@ -158,6 +160,24 @@ def test_a_true_claim_is_not_refuted(audited, form):
     assert not found.refuted
     assert found.holds == (found.audited < found.limit)
     assert found.guesses == 50
+
+
+@struct
+class Apart(priory.FedAvg):
+    """FedAvg that has its two layers clipped apart."""
+
+    parts: ClassVar[tuple[str, ...]] = ("weights/Dense_0", "weights/Dense_1")
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_claim_for_parts_is_refuted_if_it_is_false_and_not_if_it_is_true(audited, form):
+    layers = {"model": "mlp:40", "dp_clip": "2,0.01"} | form  # both wide enough for a hundred canaries
+    _, false = audited(Apart(), **layers, dp_noise=30.0, dp_sensitivity=1e-3)
+    assert false.claim <= 0.5
+    assert false.refuted
+    _, true = audited(Apart(), **layers, dp_noise=3.0)
+    assert 1 < true.claim < 8
+    assert not true.refuted
 
 
 @pytest.fixture
@@ -207,7 +227,17 @@ def test_a_claim_beyond_all_numbers_of_canaries_gets_those_of_the_highest_limit(
     assert not found.holds
 
 
-def test_a_canary_is_as_far_from_its_opposite_as_two_clients_can_be(begin, wide, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "options", "radius"),
+    [
+        (priory.FedAvg(), {"dp_clip": 2.0}, 2.0),
+        (Apart(), {"dp_clip": "2,0.01", "model": "mlp:40"}, math.sqrt(2)),  # in units of its parts
+    ],
+    ids=["whole", "apart"],
+)
+def test_a_canary_is_as_far_from_its_opposite_as_two_clients_can_be(
+    begin, wide, tmp_path, monkeypatch, method, options, radius
+):
     """Without noise to speak of, a local canary's score after k messages is ± k times the clipping norm."""
     kept = {}
 
@@ -217,13 +247,12 @@ def test_a_canary_is_as_far_from_its_opposite_as_two_clients_can_be(begin, wide,
 
     wanted = auditing._judge
     monkeypatch.setattr(auditing, "_judge", judge)
-    options = {"dp": "local", "dp_noise": 1e-5, "dp_clip": 2.0, "dp_delta": 1e-4}
-    run = begin(priory.FedAvg(), wide, out=tmp_path / "r", **options)
-    audit(tmp_path / "r", canaries=100, federation=run.federation)
+    run = begin(method, wide, out=tmp_path / "r", dp="local", dp_noise=1e-5, dp_delta=1e-4, **options)
+    audit(tmp_path / "r", canaries=100, federation=run.federation, method=method)
     draw = jax.jit(lambda t: Participation(106, 53, 53).draw(rng.key(rng.root(0), Stream.COHORT, t)).ids)
     messages = np.bincount(np.concatenate([draw(jnp.int32(t)) for t in range(4)]), minlength=106)[6:]
     assert len(set(messages.tolist())) > 2
-    np.testing.assert_allclose(kept["scores"], np.where(kept["heads"], 2.0, -2.0) * messages, atol=1e-2)
+    np.testing.assert_allclose(kept["scores"], np.where(kept["heads"], radius, -radius) * messages, atol=1e-2)
     assert 0 < kept["heads"].sum() < 100
 
 

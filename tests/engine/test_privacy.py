@@ -2,9 +2,11 @@
 
 import json
 import math
+import tomllib
 import warnings
 from functools import partial
 from types import SimpleNamespace
+from typing import ClassVar
 
 import dp_accounting
 import flax.linen as nn
@@ -13,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import pld, rdp
+from scipy.stats import norm
 
 import priory
 from priory import report
-from priory.core import rng
+from priory.core import rng, trees
 from priory.core.rng import Stream
 from priory.core.struct import struct
-from priory.engine import accounting, devices
+from priory.engine import accounting, devices, settings
 from priory.engine.accounting import Counted, Poisson, WithoutReplacement
 from priory.engine.cohort import Participation
 from priory.engine.rounds import Plan, draw_slots
@@ -47,6 +50,13 @@ class Stating(priory.FedAvg):
     def sensitivity(self, task, replaces=True):
         del task
         return 3.0 if replaces else 2.0
+
+
+@struct
+class Apart(priory.FedAvg):
+    """FedAvg that has its two arrays clipped apart."""
+
+    parts: ClassVar[tuple[str, ...]] = ("weights/Dense_0/kernel", "weights/Dense_0/bias")
 
 
 class Normed(nn.Module):
@@ -285,6 +295,71 @@ def test_a_stated_sensitivity_goes_with_the_neighbours(told, participation, sens
     assert found["clip"] == 2.0  # the norm of a message, whoever the neighbours are
 
 
+@pytest.mark.parametrize(
+    ("options", "sensitivity", "origin"),
+    [
+        ({"dp": "local"}, 2 * math.sqrt(2), "2 x sqrt(2) x dp-clip of each part: beta 0.5, phi 20"),
+        (
+            {"dp": "central", "participation": "bernoulli"},
+            math.sqrt(2),
+            "sqrt(2) x dp-clip of each part: beta 0.5, phi 20",
+        ),
+    ],
+)
+def test_parts_that_are_clipped_apart_are_counted_in_their_units(told, options, sensitivity, origin):
+    found = told(priory.FedPop(), **options, model="mlp:2", dp_clip="0.5,20", dp_noise=2.0, rounds=1)
+    assert found["sensitivity"] == pytest.approx(sensitivity, rel=1e-12)
+    assert found["clip"] == {"beta": 0.5, "phi": 20.0}
+    assert found["sd"] == pytest.approx({"beta": sensitivity, "phi": 40 * sensitivity}, rel=1e-12)
+    assert found["sensitivity_from"] == origin
+    assert origin in report.tables._privacy_lines(found, 0)[0]
+
+
+def test_a_part_without_numbers_does_not_count(told):
+    """All of a linear model is the head, so nothing is left for φ."""
+    found = told(priory.FedPop(), dp="local", dp_clip=(0.5, 20), dp_noise=2.0, rounds=1)
+    assert (found["clip"], found["sensitivity"]) == ({"beta": 0.5}, 2.0)
+
+
+def test_one_norm_for_parts_of_different_scale_clips_them_as_one_and_is_warned_of(begin):
+    ask = partial(begin, priory.FedPop(), dp="local", dp_delta=DELTA, dp_noise=1.0, dp_clip=0.5)
+    with pytest.warns(AdviceWarning, match=r"dp-clip=0.5 clips beta and phi as one.*--dp-clip BETA,PHI"):
+        found = ask(model="mlp:2").extra["privacy"]
+    assert (found["clip"], found["sensitivity"]) == (0.5, 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ask(model="linear")  # has one part
+        ask(model="mlp:2", dp_clip="0.5,20")
+
+
+def delta_of(distance, sd, epsilon):
+    """Return δ of a Gaussian that is moved so far (Balle and Wang 2018, theorem 8)."""
+    one, other = (norm.cdf(sign * distance / (2 * sd) - epsilon * sd / distance) for sign in (1, -1))
+    return one - math.exp(epsilon) * other
+
+
+@pytest.mark.parametrize("method", [priory.FedAvg(), Apart()], ids=["whole", "apart"])
+def test_two_clients_as_far_apart_as_clipping_allows_cost_what_is_claimed(begin, method):
+    """With the √2 of two parts forgotten, they would cost more."""
+    clip = "0.5,20" if isinstance(method, Apart) else 0.5
+    ledger = begin(method, dp="local", dp_delta=DELTA, dp_clip=clip, dp_noise=1.5, rounds=1).session.ledger
+    payload = {"weights": {"Dense_0": {"kernel": jnp.full((3, 2), 1e3), "bias": jnp.full(2, -1e3)}}}
+    sent = [trees.scale(sign, privacy.clipped(payload, ledger.clip, ledger.parts)) for sign in (1.0, -1.0)]
+    distance = float(trees.norm(ledger.parts.to_units(trees.sub(*sent))))
+    epsilon = ledger.spent(1)
+    assert delta_of(distance, ledger.sd, epsilon) == pytest.approx(DELTA, rel=1e-4)
+    if isinstance(method, Apart):
+        assert delta_of(distance, ledger.sd / math.sqrt(2), epsilon) > 10 * DELTA
+
+
+@pytest.mark.parametrize(("method", "clip"), [(priory.FedAvg(), 0.5), (Apart(), "0.5,20")], ids=["one", "several"])
+def test_a_manifest_keeps_one_norm_or_several(tmp_path, begin, method, clip):
+    run = begin(method, dp="local", dp_delta=DELTA, dp_noise=1.0, dp_clip=clip, out=tmp_path / "run")
+    table = tomllib.loads((tmp_path / "run" / "manifest.toml").read_text())
+    assert table["run"]["dp_clip"] == clip
+    assert settings.make(table["run"]) == run.session.settings
+
+
 def test_an_assumed_sensitivity_is_called_one(told):
     found = told(dp="local", dp_noise=2.0, dp_sensitivity=0.25, rounds=1)
     assert found["sd"] == 0.5
@@ -356,6 +431,20 @@ REFUSED = {
     "dp=central needs a budget or noise": {"dp": "central"},
     "not in which form; add --dp": {"dp_epsilon": 1.0},
     "dp-clip=0.0 is not a positive": {"dp": "local", "dp_noise": 1.0, "dp_clip": 0.0},
+    "dp-clip='1,x' is not a positive": {"dp": "local", "dp_noise": 1.0, "dp_clip": "1,x"},
+    "dp-clip='1,-1' is not a positive": {"dp": "local", "dp_noise": 1.0, "dp_clip": (1, -1)},
+    "dp-clip=1,2 has 2 numbers, and a message of fedavg has one part; give one": {
+        "dp": "local",
+        "dp_noise": 1.0,
+        "dp_clip": "1,2",
+    },
+    "of fedpop has 2 parts (beta, phi); give one number, or 2": {
+        "method": priory.FedPop(),
+        "dp": "local",
+        "dp_noise": 1.0,
+        "dp_clip": "1,2,3",
+    },
+    "dp-clip=1,2 says how private": {"dp_clip": "1,2"},
     "dp-noise=-1.0 is not a positive": {"dp": "local", "dp_noise": -1.0},
     "dp-epsilon=0.0 is not a positive": {"dp": "local", "dp_epsilon": 0.0},
     "dp-epsilon=nan is not a positive": {"dp": "local", "dp_epsilon": math.nan},

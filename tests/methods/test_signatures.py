@@ -28,6 +28,7 @@ from priory.fed.method import (
     Evidence,
     Knows,
     Method,
+    Parted,
     Population,
     Predictive,
     Thins,
@@ -77,6 +78,7 @@ _inferred: Unlabelled[Params, fedvi.Posterior] = fedvi.FedVI()
 _global_classifier: Population[Params, fedvi.Posterior] = fedvi.FedVI()
 _last_layers: Draws[fedvi.Posterior] = fedvi.FedVI()
 _compressed: Compresses = fedpop.FedPop()
+_parted: Parted = fedpop.FedPop()
 _unbiased: Unbiased = fedpop.FedPop()
 _networks: Draws[Belief] = fedbnn.FedBNN()
 _own_draws: Draws[fedhb_niw.Posterior] = fedhb_niw.FedHBNIW()

@@ -19,6 +19,7 @@ from priory.deploy import charter as charters
 from priory.deploy import shared
 from priory.deploy.app_hash import written_hash
 from priory.deploy.charter import Charter
+from priory.engine import accounting
 
 # Simulation's own business, or what a node would need more rows for.
 LEFT_OUT = ("exclude_uncertain", "client_batch", "resident_bytes", "onboard_visits", "eval_newcomers", "eval_clients")
@@ -115,18 +116,19 @@ def flags_of_data() -> list[Flag]:
 
 
 def privacy_of(charter: Charter) -> list[str]:
-    """Return what the charter's differential privacy costs, in a sentence; nothing without it."""
+    """Return what the charter's differential privacy costs and assumes, and advice on it; nothing without it."""
     ledger = charter.ledger
     if ledger is None:
         return []
     epsilon, known = ledger.spent(ledger.rounds), ledger.spent_if_cohorts_are_known(ledger.rounds)
     lines = [
         f"{ledger.mode} differential privacy, {ledger.relation}: {ledger.rounds} rounds cost ε = {epsilon:.4g} at "
-        f"δ = {ledger.delta:g}, {epsilon - ledger.spent_if_continuous:.2g} more than with noise of infinite precision"
+        f"δ = {ledger.delta:g}, {epsilon - ledger.spent_if_continuous:.2g} more than with noise of infinite precision",
+        f"noise {ledger.noise:.4g} x sensitivity {ledger.sensitivity:.4g} ({ledger.origin})",
     ]
     if known is not None:
         lines.append(f"for anyone who learns which clients take part in each round, ε = {known:.4g} (docs/security.md)")
-    return lines
+    return lines + list(accounting.advice(ledger, charter.question.num_clients).values())
 
 
 def hash_line(app: Path) -> str:
