@@ -51,7 +51,7 @@ SLOW = {
     "baselines.md": "compiles seven methods; the README's comparison trains three",
     "mixed-effects.md": "runs chains four times; the README's commands run them once, tests/data reads radon",
     "newcomers.md": "trains two methods and onboards in every way; tests/cli/test_onboard.py",
-    "privacy.md": "accounts for privacy twice; tests/cli/test_audit.py",
+    "privacy.md": "accounts for privacy four times; tests/cli/test_audit.py, tests/methods/test_fedpop_privacy.py",
 }
 SMALL = {"--cohort": "2", "--chains": "2", "--prior-draws": "50", "--samples": "20", "--steps": "6"}
 SLOW_COMMANDS = ["check", "tune"]  # of the README; tests/cli and test_tune.py run them on less

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+import priory
 from priory.core import trees
 from priory.core.struct import replace
 from priory.engine.accounting import open_ledger
@@ -48,3 +49,18 @@ def test_one_norm_of_the_size_of_one_gradient_leaves_less_than_a_percent_of_it(g
 def test_two_norms_leave_all_of_the_smaller_and_their_share_of_the_larger(gradients):
     beta, phi = float(trees.norm(gradients.beta)), float(trees.norm(gradients.phi))
     np.testing.assert_allclose(kept(gradients, f"{1.01 * beta},{0.5 * phi}"), [1.0, 0.5], rtol=1e-5)
+
+
+@pytest.mark.slow  # two runs of the page on privacy
+@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")
+@pytest.mark.parametrize(("clip", "is_found"), [("10,1000", True), (1.0, False)])
+def test_a_population_is_found_with_two_norms_and_not_with_one(clip, is_found):
+    data = priory.data.load("synthetic:linear:clients=2000,examples=50,tau=0.3,noise=0.01,seed=0")
+    federation = data.partition("natural", seed=0)
+    method = FedPop(kernel="mala", optimiser=priory.Optimiser("adam", 0.01))
+    settings = {"rounds": 200, "cohort": 200, "participation": "bernoulli", "eval_every": 0, "seed": 0}
+    private = {"dp": "central", "dp_epsilon": 1.0, "dp_delta": 1e-5, "dp_clip": clip}
+    run = priory.simulate(method, federation, model="linear", head="Dense_0/kernel", **settings, **private)
+    error = np.linalg.norm(np.ravel(jax.tree.leaves(run.server.beta.mean)[0]) - federation.truth["prior_mean"][0])
+    assert run.extra["privacy"]["epsilon"] <= 1
+    assert (error < 0.15) if is_found else (error > 0.4)  # 0.06 and 0.82 when it was written
