@@ -42,6 +42,9 @@ def _released(differences: Payload, clip: float, sd: float, grid: float) -> Payl
     """Return the noised sum of one part."""
     arrays, structure = jax.tree.flatten(differences)
     norms = np.sqrt(sum(np.square(array).reshape(len(array), -1).sum(axis=1) for array in arrays))
+    # A client that has nothing finite to send sends zeros; here nothing may depend on that.
+    finite = np.isfinite(norms)
+    arrays, norms = [np.where(_like(finite, array), array, 0.0) for array in arrays], np.where(finite, norms, 0.0)
     bound = clip * (1 - MARGIN)
     factor = np.where(norms > bound, bound / np.where(norms > 0, norms, 1.0), 1.0)
     totals = [_on_grid(array, factor, grid).sum(axis=0) for array in arrays]
@@ -55,8 +58,13 @@ def _on_grid(array: np.ndarray, factor: np.ndarray, grid: float) -> np.ndarray:
     A number that float64 cannot count is held at the largest it can. That does not make two messages differ by more,
     and an error would tell something of the number.
     """
-    scaled = np.trunc(array * factor.reshape(-1, *[1] * (array.ndim - 1)) / grid)
+    scaled = np.trunc(array * _like(factor, array) / grid)
     return np.clip(scaled, -LARGEST, LARGEST).astype(np.int64)
+
+
+def _like(numbers: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """Return a number for each row in the dimensions of an array."""
+    return numbers.reshape(-1, *[1] * (array.ndim - 1))
 
 
 def discrete_gaussian(shape: tuple[int, ...], scale: float) -> np.ndarray:

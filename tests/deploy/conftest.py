@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 from priory import data, methods
 from priory.core import rng
@@ -55,6 +56,13 @@ def first_broadcast(charter: Charter) -> Any:
 
 
 _first = jax.jit(lambda method, task, key: method.broadcast(method.init(task, key)))
+
+
+def range_of_squares(size: int, signal: float) -> tuple[float, float]:
+    """Bounds for Σ x² of N(0, 1) numbers and a signal of at most that norm; it is outside once in 500,000 tries."""
+    low, high = np.sqrt(chi2.ppf(1e-6, size)), np.sqrt(chi2.isf(1e-6, size))
+    assert low > signal, "numbers without noise would be inside"
+    return (low - signal) ** 2, (high + signal) ** 2
 
 
 def asked(charter: Charter, kind: Kind = "train", /, t: int = 0, down: Any = None, **changed: Any) -> Request:

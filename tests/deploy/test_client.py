@@ -15,7 +15,7 @@ from priory.deploy.examples import of_client
 from priory.deploy.kept import Kept, forget
 from priory.fed import visit
 from priory.fed.local import Optimiser, Work
-from tests.deploy.conftest import asked, first_broadcast, small_federation
+from tests.deploy.conftest import asked, first_broadcast, range_of_squares, small_federation
 
 
 def kept_by(made, client=0) -> Kept:
@@ -333,8 +333,8 @@ def test_every_number_of_a_private_message_lies_on_the_grid(private):
         assert np.all(np.abs(multiples - np.round(multiples)) <= rounding)
     noised = np.concatenate([np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, (sent, down)), strict=True)])
     size, squares = noised.size, float(np.sum(noised.astype(np.float64) ** 2))
-    # N(0, σ²) on every number, and a difference of norm at most 1 = σ/2.
-    assert abs(squares / ledger.sd**2 - size) < 4.5 * (2 * size) ** 0.5 + 2
+    low, high = range_of_squares(size, signal=0.5)  # a difference of norm at most 1 = σ/2
+    assert low < squares / ledger.sd**2 < high
 
 
 def test_a_budget_that_the_owner_raised_pays_for_another_run(private):

@@ -89,6 +89,13 @@ def test_every_part_gets_noise_of_its_unit():
         assert abs((drawn**2).mean() - 1) < 4.5 * (2 / num) ** 0.5
 
 
+def test_a_message_that_is_not_finite_adds_nothing(monkeypatch):
+    monkeypatch.setattr(noise, "discrete_gaussian", lambda shape, scale: np.zeros(shape, np.int64))
+    stack = np.array([[np.nan, 0.5], [np.inf, 0.5], [0.25, 0.5]], np.float32)
+    for clip in (1.0, np.inf):
+        assert noise.release(stack, clip, 1.0, grid_of(1.0)).tolist() == [0.25, 0.5]
+
+
 def test_a_number_beyond_the_grid_is_held_at_its_end(monkeypatch):
     monkeypatch.setattr(noise, "discrete_gaussian", lambda shape, scale: np.zeros(shape, np.int64))
     grid = grid_of(1.0)
