@@ -1,7 +1,6 @@
 """`priory compare`: several methods on the same federation with the same seeds, in one table."""
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from priory.cli.failures import Failures, named
 from priory.cli.flags import Flag
 from priory.cli.run import DATA_GROUP, RUN_GROUP, Tool, free_path, run_flags, settings_from, settled, write_report
 from priory.core.errors import UsageError
+from priory.core.sealed import sealed, unsealed
 from priory.data import Federation
 from priory.engine import Settings, manifest, resume, simulate
 from priory.engine.divergence import is_diverged
@@ -289,10 +289,18 @@ def _write(
         "failed": failures.sentences,
     }
     path = directory / "comparison.json"
-    if path.exists() and _asked(json.loads(path.read_text())) != _asked(comparison):
+    if path.exists() and not _is_same(path, comparison):
         path = free_path(path)  # another comparison of runs in this directory is kept
-    write_atomically(path, json.dumps(comparison, indent=2) + "\n")
+    write_atomically(path, sealed(comparison, indent=2))
     return path
+
+
+def _is_same(path: Path, comparison: dict[str, Any]) -> bool:
+    """Whether a file holds a comparison of the same; one that is damaged is kept like another one."""
+    try:
+        return _asked(unsealed(path.read_bytes())) == _asked(comparison)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _asked(comparison: dict[str, Any]) -> list[Any]:

@@ -1,14 +1,16 @@
 """A run directory as plain tables: the only place of the report that reads files."""
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from priory.certificate import Certificate
 from priory.core.errors import UsageError
+from priory.core.sealed import unsealed
 from priory.report.tables import PARTS
 from priory.store import RunDirectory
 from priory.uncertainty import Uncertainty
@@ -118,7 +120,7 @@ def read(path: Path) -> Record:
     return Record(
         path=path,
         manifest=manifest,
-        text=(path / "manifest.toml").read_text(),
+        text=tomli_w.dumps(manifest),
         summary=summary,
         lines=lines,
         clients=clients,
@@ -143,10 +145,12 @@ def _held(place: Path) -> list[Path]:
 
 
 def _compared(path: Path) -> list[str]:
+    """The names of the runs of a comparison, none where there is no such file."""
     try:
-        return [run["path"] for method in json.loads(path.read_text())["methods"] for run in method["runs"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []  # the order is a convenience
+        methods = unsealed(path.read_bytes())["methods"] if path.exists() else []
+        return [run["path"] for method in methods for run in method["runs"]]
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{path} is damaged; delete it, and runs are shown in the order of their names.") from None
 
 
 def _kept(directory: RunDirectory, rounds: int) -> Uncertainty | None:
