@@ -1,6 +1,7 @@
 """A checkpoint, the run directory around it, and what damages them."""
 
 import errno
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -10,7 +11,14 @@ import pytest
 
 from priory import store
 from priory.core.errors import UsageError
-from priory.store import Checkpoint, RunDirectory, TrialDirectory, private_directory, write_atomically
+from priory.store import (
+    Checkpoint,
+    RunDirectory,
+    TrialDirectory,
+    private_directory,
+    read_manifest,
+    write_atomically,
+)
 from tests.test_records import LIKE, FullDisk, ids, stack
 
 SERVER = {"w": np.zeros(4, np.float32)}
@@ -113,6 +121,43 @@ def test_metrics_are_cut_where_the_commit_says(tmp_path):
     assert [line["round"] for line in directory.metrics()] == [1, 3]
 
 
+def damaged(path: Path) -> None:
+    """Change a digit of the first line."""
+    path.write_text(path.read_text().replace('"round": 1', '"round": 7', 1))
+
+
+def test_metrics_that_a_commit_counts_are_refused_when_they_change(tmp_path):
+    directory = RunDirectory(tmp_path)
+    end = directory.append_metrics({"round": 1}, 0)
+    Checkpoint(directory.checkpoint, SERVER, LIKE, 3).commit(server(1), 1, end, {}, directory.metrics_sha256(end))
+    directory.append_metrics({"round": 2}, end)
+    assert [line["round"] for line in RunDirectory(tmp_path).metrics()] == [1, 2]
+    damaged(tmp_path / "metrics.jsonl")
+    with pytest.raises(UsageError, match=r"metrics\.jsonl does not match its checksum"):
+        RunDirectory(tmp_path).metrics()
+
+
+def test_the_last_line_of_a_finished_run_is_refused_when_it_changes(tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.append_metrics({"round": 1}, 0)
+    summary = {"rounds": 1, "communication": {}, "seconds": {}, "extra": {}}
+    directory.write_summary(summary, {})
+    assert directory.summary() == summary
+    damaged(tmp_path / "metrics.jsonl")
+    with pytest.raises(UsageError, match=r"metrics\.jsonl does not match its checksum"):
+        RunDirectory(tmp_path).metrics()
+
+
+def test_the_checksum_of_metrics_is_that_of_the_file_whoever_wrote_it(tmp_path):
+    first, ends = RunDirectory(tmp_path), [0]
+    for t in range(1, 4):
+        ends.append(first.append_metrics({"round": t}, ends[-1]))
+    raw = (tmp_path / "metrics.jsonl").read_bytes()
+    for directory in (first, RunDirectory(tmp_path)):
+        for end in (ends[3], ends[1], ends[2], 0):
+            assert directory.metrics_sha256(end) == hashlib.sha256(raw[:end]).hexdigest()
+
+
 def test_a_line_put_before_the_end_drops_what_stood_behind_it(tmp_path):
     directory = RunDirectory(tmp_path)
     end = directory.append_metrics({"round": 1}, 0)
@@ -136,6 +181,15 @@ def test_a_directory_that_holds_a_run_is_left_alone(tmp_path):
     with pytest.raises(UsageError, match=r"holds a run already.*priory resume"):
         directory.create({"run": {"rounds": 4}})
     assert directory.manifest() == written
+
+
+def test_a_manifest_that_was_edited_is_no_longer_that_of_a_run(tmp_path):
+    RunDirectory(tmp_path).create({"run": {"rounds": 3}, "environment": {"data_checksum": "0"}})
+    path = tmp_path / "manifest.toml"
+    path.write_text(path.read_text().replace("3", "4", 1))
+    with pytest.raises(UsageError, match=r"damaged or edited; bring the original back, or run .* priory run "):
+        RunDirectory(tmp_path).manifest()
+    assert read_manifest(path, may_be_edited=True)["run"] == {"rounds": 4}
 
 
 def test_a_directory_that_cannot_be_made_ends_in_a_sentence(tmp_path):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from priory.core.errors import UsageError
+from priory.core.sealed import sealed
 from priory.report import records
 from priory.report.measure import measured
 from priory.store import RunDirectory
@@ -19,6 +20,13 @@ def test_the_runs_of_a_comparison_come_in_its_order_and_unfinished_ones_are_told
     runs = [{"runs": [{"path": name} for name in ("fedavg-s2", "fedavg-s10", "ditto-s0")]}]
     (tmp_path / "comparison.json").write_text(json.dumps({"methods": runs}))
     assert records.find([tmp_path])[0] == [*paths, ditto]
+
+
+def test_a_damaged_comparison_is_refused(written, tmp_path):
+    written("fedavg-s0")
+    (tmp_path / "comparison.json").write_text(sealed({"methods": []}).replace("methods", "metiods"))
+    with pytest.raises(UsageError, match=r"comparison\.json is damaged; delete it"):
+        records.find([tmp_path])
 
 
 def test_a_run_that_is_named_twice_is_found_once(written, tmp_path):
