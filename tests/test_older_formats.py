@@ -92,6 +92,17 @@ def test_a_finished_run_of_format_1_predicts_and_is_reported():
     assert Path("whole/report.html").exists()
 
 
+def test_a_run_of_format_1_that_is_saved_again_has_checksums():
+    run = priory.load("whole")
+    run.save("again")
+    assert Path("again/checkpoint/clients", INDEX).exists()
+    assert priory.load("again").history == run.history
+    raw = Path("again/metrics.jsonl").read_bytes()
+    Path("again/metrics.jsonl").write_bytes(raw.replace(b'"round": 1', b'"round": 0', 1))
+    with pytest.raises(priory.UsageError, match="does not match its checksum"):
+        priory.load("again")
+
+
 def test_a_model_of_format_1_predicts_the_same_bytes_when_it_is_written_today():
     priory.save_model(priory.load_model("model"), "today")
     for name in ("model", "today"):

@@ -142,6 +142,20 @@ def test_a_write_that_is_torn_at_any_byte_is_forgotten_for_good(place, monkeypat
         assert again.read(ids(0, 1, 2), 9)[0]["n"].tolist() == [3, 2, 6]
 
 
+def test_a_generation_that_is_written_again_stays_readable_when_that_is_torn(place, monkeypatch):
+    for left in range(opened(place)._bytes + 8):
+        kept = opened(place)
+        kept.discard_after(0)
+        kept.write(ids(0), stack([1]), 1, 0)
+        kept.write(ids(0), stack([2]), 2, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(records.os, "pwrite", FullDisk(left))
+            with pytest.raises(OSError, match="No space left"):
+                kept.write(ids(0), stack([2]), 2, 2)
+        kept.close()
+        assert opened(place).read(ids(0), 2)[0]["n"].tolist() == [2]
+
+
 def test_forgetting_may_be_interrupted_at_any_byte(place, monkeypatch):
     for left in range(16):
         kept = opened(place)
@@ -200,11 +214,11 @@ def moved(place: Path, one: int, other: int) -> None:
     path.write_bytes(copy)
 
 
-@pytest.mark.parametrize(("one", "other"), [(0, 1), (2, 1)], ids=["of an older round", "of another client"])
+@pytest.mark.parametrize(("one", "other"), [(0, 1), (3, 1)], ids=["of an older round", "of another client"])
 def test_a_whole_record_in_the_wrong_place_is_refused(tmp_path, one, other):
     kept = opened(tmp_path, num=2)
     kept.write(ids(0, 1), stack([1, 5]), 1, 0)
-    kept.write(ids(0), stack([2]), 2, 1)
+    kept.write(ids(0, 1), stack([2, 6]), 2, 1)
     moved(tmp_path, one, other)
     with pytest.raises(UsageError, match=r"Record 0 of .* does not match its checksum"):
         kept.read(ids(0), 2)
