@@ -23,10 +23,11 @@ class SealError(ValueError):
 
 def sealed(table: dict[str, Any], indent: int | None = None) -> str:
     """Return a table as JSON text with its checksum."""
-    if KEY in table:
-        raise ValueError(f"The key {KEY} is taken by the checksum; rename it.")
+    key = KEY
+    while key in table:  # a client may have that name
+        key += "_"
     # Numbers and keys as a reader will have them: a key that is a number becomes text, and sorts as text.
-    return json.dumps({**table, KEY: _digest(json.loads(json.dumps(table)))}, indent=indent) + "\n"
+    return json.dumps({**table, key: _digest(json.loads(json.dumps(table)))}, indent=indent) + "\n"
 
 
 def unsealed(text: str | bytes) -> Any:
@@ -37,8 +38,9 @@ def unsealed(text: str | bytes) -> Any:
         raise ValueError("is nested too deeply") from None
     if not isinstance(table, dict):
         return table
-    if KEY in table:
-        claimed = table.pop(KEY)
+    seal = next((key for key in reversed(table) if key.rstrip("_") == KEY and isinstance(table[key], str)), None)
+    if seal is not None:
+        claimed = table.pop(seal)
         if claimed != _digest(table):
             raise SealError("does not match its checksum")
     elif table and _is_damaged_seal(table):
