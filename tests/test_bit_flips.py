@@ -97,7 +97,7 @@ def places(tmp_path_factory) -> dict[str, Path]:
             (root / name).mkdir()
         patch.chdir(root / "finished")
         for seed, name in enumerate("ab"):
-            assert main(["run", "pfedbayes", *BAYES, "--seed", str(seed), "--out", f"both/{name}"]) == 0
+            assert main(["run", "pfedbayes", *BAYES, "--certify", "--seed", str(seed), "--out", f"both/{name}"]) == 0
         rows = priory.data.load("digits").x[:20]
         np.savez("rows.npz", x=rows)
         np.savez(root / "model" / "rows.npz", x=rows)
