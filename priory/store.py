@@ -1,19 +1,15 @@
-"""What survives a crash: a store of fixed-size records with two generations each, and the run directory around it.
+"""What survives a crash: the checkpoint of server and clients, and the run directory around it.
 
-A record (a client's state, or the server's) has two slots. A round writes the slot that does not hold the newest
-*committed* generation, so whatever is torn when the process dies is never what a resumed run reads. Everything becomes
-valid at once when `commit.json` is replaced, atomically; writing costs O(cohort), and nothing grows with the number of
-clients. There is no pickle anywhere.
+The records of `priory/records.py` become valid at once when `commit.json` is replaced, atomically. Every file carries a
+checksum, or another file has its own: `priory/core/sealed.py` for JSON and the manifest, `commit.json` and
+`summary.json` for `metrics.jsonl`. There is no pickle anywhere.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import stat
-import weakref
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -25,111 +21,12 @@ import numpy as np
 import tomli_w
 
 from priory.core.errors import UsageError
-from priory.core.reading import parse_json, parse_toml, read_bytes, read_text
+from priory.core.reading import parse_json, parse_toml, read_bytes
+from priory.core.sealed import is_as_written, sealed, sealed_lines, unsealed
+from priory.records import RecordStore, gone, missing_file, sync_directory, write_all
 
 PyTree = Any
-RECORDS, GENERATIONS = "records.bin", "generations.bin"
-NEVER = 0  # the generation of a slot that was never written; round t writes generation t + 1
-
-
-class RecordStore:
-    """`num` records of one shape in a sparse file; generation g is the state after g rounds."""
-
-    def __init__(self, directory: Path, like: PyTree, num: int, is_new: bool = True) -> None:
-        leaves, self._treedef = jax.tree.flatten(like)
-        self._shapes = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
-        self._sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in self._shapes]
-        self._bytes = sum(self._sizes) + 4  # a checksum in front
-        self.schema = hashlib.sha256(repr((num, str(self._treedef), self._shapes)).encode()).hexdigest()[:16]
-        self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
-        self._data = _open_sized(directory / RECORDS, 2 * num * self._bytes, is_new)
-        self._index = _open_sized(directory / GENERATIONS, 2 * num * 8, is_new)
-        sync_directory(directory)
-        self._closing = weakref.finalize(self, _close_all, self._data, self._index)
-        raw = os.pread(self._index, 2 * num * 8, 0)
-        self._generations = np.frombuffer(raw, "<i8").reshape(num, 2).copy()
-
-    def read(self, ids: np.ndarray, at: int) -> tuple[PyTree, np.ndarray]:
-        """The newest records not younger than `at`, stacked, and which of them exist (the others are zeros)."""
-        generations = np.where(self._generations[ids] <= at, self._generations[ids], NEVER)
-        slots, found = generations.argmax(axis=1), generations.max(axis=1) > NEVER
-        rows = np.zeros((len(ids), self._bytes), np.uint8)
-        for row, (client, slot) in enumerate(zip(ids, slots, strict=True)):
-            if found[row]:
-                raw = os.pread(self._data, self._bytes, self._offset(client, slot))
-                rows[row] = np.frombuffer(raw, np.uint8)
-                if zlib.crc32(rows[row, 4:].tobytes()) != int(rows[row, :4].view("<u4")[0]):
-                    raise UsageError(
-                        f"The checkpoint's record {client} does not match its checksum, so the file was damaged; "
-                        "start the run again in another directory."
-                    )
-        return self._unpack(rows[:, 4:]), found
-
-    def write(self, ids: np.ndarray, records: PyTree, generation: int, committed: int) -> None:
-        """Put stacked records down as `generation`, sparing the newest one that is not younger than `committed`."""
-        rows = self._pack(records, len(ids))
-        valid = np.where(self._generations[ids] <= committed, self._generations[ids], NEVER)
-        slots = np.where(valid.max(axis=1) > NEVER, 1 - valid.argmax(axis=1), 0)
-        for row, client, slot in zip(rows, ids, slots, strict=True):
-            write_all(self._data, row.tobytes(), self._offset(client, slot))
-            self._mark(client, slot, generation)
-
-    def discard_after(self, generation: int) -> None:
-        """Forget what a run that died had written after its last commit.
-
-        On disk too: a later commit would otherwise bring back a record that the resumed run never wrote.
-        """
-        for client, slot in np.argwhere(self._generations > generation):
-            self._mark(client, slot, NEVER)
-
-    def lock(self) -> None:
-        """Keep other processes away, or raise `BlockingIOError` if one of them has done so."""
-        fcntl.flock(self._data, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def unlock(self) -> None:
-        """Let other processes write again."""
-        fcntl.flock(self._data, fcntl.LOCK_UN)
-
-    def check_in_place(self) -> None:
-        """Raise if somebody deleted or replaced a file since it was opened: what is written to it would be lost."""
-        for path, handle in ((self._directory / RECORDS, self._data), (self._directory / GENERATIONS, self._index)):
-            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(handle)):
-                raise gone(path)
-
-    def sync(self) -> None:
-        """Return when everything is on the disk."""
-        os.fsync(self._data)
-        os.fsync(self._index)
-
-    def close(self) -> None:
-        """Give the files back; a store that nobody holds any more does so by itself."""
-        self._closing()
-
-    def _mark(self, client: int, slot: int, generation: int) -> None:
-        self._generations[client, slot] = generation
-        write_all(self._index, np.int64(generation).astype("<i8").tobytes(), (2 * int(client) + int(slot)) * 8)
-
-    def _offset(self, client: int, slot: int) -> int:
-        return (2 * int(client) + int(slot)) * self._bytes
-
-    def _pack(self, records: PyTree, num: int) -> np.ndarray:
-        # The width is known, and cannot be inferred where there are no records.
-        columns = [
-            np.ascontiguousarray(leaf).reshape(num, size // dtype.itemsize).view(np.uint8)
-            for leaf, size, (_, dtype) in zip(jax.tree.leaves(records), self._sizes, self._shapes, strict=True)
-        ]
-        body = np.concatenate(columns, axis=1) if columns else np.zeros((num, 0), np.uint8)
-        sums = np.array([zlib.crc32(row.tobytes()) for row in body], "<u4").view(np.uint8).reshape(num, 4)
-        return np.concatenate([sums, body], axis=1)
-
-    def _unpack(self, rows: np.ndarray) -> PyTree:
-        leaves, place = [], 0
-        for (shape, dtype), size in zip(self._shapes, self._sizes, strict=True):
-            column = np.ascontiguousarray(rows[:, place : place + size])
-            leaves.append(column.view(dtype).reshape(len(rows), *shape))
-            place += size
-        return jax.tree.unflatten(self._treedef, leaves)
+METRICS_BYTES, METRICS_SHA256 = "metrics_bytes", "metrics_sha256"  # of what a commit or a summary counts
 
 
 class Checkpoint:
@@ -137,9 +34,9 @@ class Checkpoint:
 
     def __init__(self, directory: Path, server: PyTree, record: PyTree, num_clients: int) -> None:
         commit = _read_commit(directory / "commit.json")
-        for name in (f"{store}/{file}" for store in ("server", "clients") for file in (RECORDS, GENERATIONS)):
-            if commit and not (directory / name).exists():
-                raise UsageError(f"{directory / name} is missing, so the checkpoint is lost; start the run again.")
+        for place in (directory / "server", directory / "clients"):
+            if commit and (name := missing_file(place)) is not None:
+                raise UsageError(f"{place / name} is missing, so the checkpoint is lost; start the run again.")
         self._path = directory / "commit.json"
         self.server = RecordStore(directory / "server", server, 1, is_new=not commit)
         self.clients = RecordStore(directory / "clients", record, num_clients, is_new=not commit)
@@ -183,8 +80,19 @@ class Checkpoint:
         if self.round >= 0 and not self._path.exists():
             raise gone(self._path)
 
-    def commit(self, server: PyTree, completed: int, metrics_bytes: int, extra: dict[str, Any]) -> None:
-        """Make everything written so far valid: the state after `completed` rounds, and what else is to be known."""
+    def commit(
+        self,
+        server: PyTree,
+        completed: int,
+        metrics_bytes: int,
+        extra: dict[str, Any],
+        metrics_sha256: str | None = None,
+    ) -> None:
+        """Make everything written so far valid: the state after `completed` rounds, and what else is to be known.
+
+        Args:
+            metrics_sha256: Of the first `metrics_bytes` of the metrics.
+        """
         self.check_in_place()
         stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], server)
         # Generation + 1: round 0 has a server too, and 0 means never written.
@@ -192,7 +100,9 @@ class Checkpoint:
         self.server.sync()
         self.clients.sync()
         commit = {"round": completed, "metrics_bytes": metrics_bytes, "schema": self._schema, "extra": extra}
-        write_atomically(self._path, json.dumps(commit) + "\n")
+        if metrics_sha256 is not None:
+            commit[METRICS_SHA256] = metrics_sha256
+        write_atomically(self._path, sealed(commit))
         self.round, self.metrics_bytes = completed, metrics_bytes
 
     def close(self) -> None:
@@ -206,6 +116,7 @@ class RunDirectory:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self._hashed = 0, hashlib.sha256()  # so many bytes of the metrics, so that a round costs its line
 
     @property
     def checkpoint(self) -> Path:
@@ -226,7 +137,7 @@ class RunDirectory:
         self.check_free()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path / "manifest.toml", tomli_w.dumps(manifest))
+            write_atomically(self.path / "manifest.toml", sealed_lines(tomli_w.dumps(manifest)))
         except OSError as error:
             raise UsageError(
                 f"out={str(self.path)!r} cannot be written ({error.strerror}); choose a directory that can."
@@ -251,8 +162,8 @@ class RunDirectory:
 
     def append_metrics(self, line: dict[str, Any], at: int) -> int:
         """The length of `metrics.jsonl` after the line was put at byte `at`; whatever stood behind it is cut."""
-        raw = json.dumps(line).encode() + b"\n"
         self.check_in_place(at)
+        raw, digest = json.dumps(line).encode() + b"\n", self._hash(at).copy()
         handle = os.open(self.path / "metrics.jsonl", os.O_CREAT | os.O_WRONLY, 0o644)
         try:
             os.ftruncate(handle, at)
@@ -260,6 +171,8 @@ class RunDirectory:
             os.fsync(handle)
         finally:
             os.close(handle)
+        digest.update(raw)
+        self._hashed = at + len(raw), digest
         return at + len(raw)
 
     def check_in_place(self, metrics_bytes: int) -> None:
@@ -270,6 +183,10 @@ class RunDirectory:
         if metrics_bytes and (not path.exists() or path.stat().st_size < metrics_bytes):
             raise gone(path)
 
+    def metrics_sha256(self, length: int) -> str:
+        """The SHA-256 of the first `length` bytes of the metrics."""
+        return str(self._hash(length).hexdigest())
+
     def cut_metrics(self, length: int) -> None:
         """Drop the lines that were written after the last commit."""
         path = self.path / "metrics.jsonl"
@@ -277,14 +194,29 @@ class RunDirectory:
             os.truncate(path, length)
 
     def metrics(self, length: int | None = None) -> list[dict[str, Any]]:
-        """The lines so far, or in the first `length` bytes; one that a crash or a full disk cut short is left out."""
+        """The lines so far, or in the first `length` bytes; one that a crash or a full disk cut short is left out.
+
+        Raises where the bytes that a commit or a summary counts are no longer what they were.
+        """
         path = self.path / "metrics.jsonl"
+        counted = [_read_commit(self.checkpoint / "commit.json"), self._results() or {}]  # before the lines they count
         raw = read_bytes(path) if path.exists() else b""
-        if length is not None and len(raw) < length:
-            raise UsageError(
-                f"{path} has {len(raw)} bytes where the last commit counts {length}, so it was cut; "
-                "bring it back, or run the manifest again in another directory."
-            )
+        for needed in (length or 0, *(table.get(METRICS_BYTES, 0) for table in counted)):
+            if len(raw) < needed:
+                raise UsageError(
+                    f"{path} has {len(raw)} bytes where the last commit counts {needed}, so it was cut; "
+                    "bring it back, or run the manifest again in another directory."
+                )
+        for table in counted:
+            if METRICS_SHA256 in table:
+                covered = raw[: table[METRICS_BYTES]]
+                if hashlib.sha256(covered).hexdigest() != table[METRICS_SHA256]:
+                    raise UsageError(
+                        f"{path} does not match its checksum, so it was damaged; "
+                        "bring it back, or run the manifest again in another directory."
+                    )
+        if length is None and METRICS_BYTES in counted[1]:
+            length = counted[1][METRICS_BYTES]  # a finished run has no more lines
         try:
             lines = [parse_json(line) for line in raw[:length].rpartition(b"\n")[0].splitlines()]
         except ValueError:
@@ -297,9 +229,15 @@ class RunDirectory:
         return lines
 
     def write_summary(self, summary: dict[str, Any], per_client: dict[str, Any]) -> None:
-        """Write `clients.json`, then `summary.json`: a run with a summary is finished."""
-        write_atomically(self.path / "clients.json", json.dumps(per_client) + "\n")
-        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        """Write `clients.json`, then `summary.json`: a run with a summary is finished.
+
+        The summary has the checksum of all metrics, whose last line is part of no commit.
+        """
+        path = self.path / "metrics.jsonl"
+        length = path.stat().st_size if path.exists() else 0
+        counted = {METRICS_BYTES: length, METRICS_SHA256: self.metrics_sha256(length)}
+        write_atomically(self.path / "clients.json", sealed(per_client))
+        write_atomically(self.path / "summary.json", sealed({**summary, **counted}, indent=2))
 
     def committed(self) -> dict[str, Any]:
         """What the last commit holds beside the states; empty before the first."""
@@ -307,7 +245,7 @@ class RunDirectory:
 
     def write_architectures(self, table: dict[str, Any]) -> None:
         """Write `architectures.json`: scores by model, and what the same clients reach alone."""
-        write_atomically(self.path / "architectures.json", json.dumps(table, indent=2) + "\n")
+        write_atomically(self.path / "architectures.json", sealed(table, indent=2))
 
     def architectures(self) -> dict[str, Any] | None:
         """What `write_architectures` wrote, if it did."""
@@ -315,7 +253,7 @@ class RunDirectory:
 
     def write_uncertainty(self, table: dict[str, Any]) -> None:
         """Write `uncertainty.json`: what the models know and do not know."""
-        write_atomically(self.path / "uncertainty.json", json.dumps(table) + "\n")
+        write_atomically(self.path / "uncertainty.json", sealed(table))
 
     def uncertainty(self) -> dict[str, Any] | None:
         """What `write_uncertainty` wrote, if it did."""
@@ -323,7 +261,7 @@ class RunDirectory:
 
     def write_tracked(self, names: dict[str, str]) -> None:
         """Write `track.json`: what the tools call this run that its metrics are sent to."""
-        write_atomically(self.path / "track.json", json.dumps(names) + "\n")
+        write_atomically(self.path / "track.json", sealed(names))
 
     def tracked(self) -> dict[str, Any]:
         """What `write_tracked` wrote; empty before."""
@@ -331,7 +269,7 @@ class RunDirectory:
 
     def write_certificates(self, table: dict[str, Any]) -> None:
         """Write `certificates.json`: bounds on the errors of newcomers."""
-        write_atomically(self.path / "certificates.json", json.dumps(table, indent=2) + "\n")
+        write_atomically(self.path / "certificates.json", sealed(table, indent=2))
 
     def certificates(self) -> dict[str, Any] | None:
         """What `write_certificates` wrote, if it did."""
@@ -343,12 +281,29 @@ class RunDirectory:
 
     def summary(self) -> dict[str, Any] | None:
         """What the run ended with, or None before its end."""
-        return self._json("summary.json", needed=("rounds", "communication", "seconds", "extra"))
+        table = self._results()
+        return table and {name: value for name, value in table.items() if name not in (METRICS_BYTES, METRICS_SHA256)}
+
+    def _results(self) -> dict[str, Any] | None:
+        """The contents of `summary.json`."""
+        found = self._json("summary.json", needed=("rounds", "communication", "seconds", "extra"))
+        if found is not None and not _counts_metrics({METRICS_BYTES: 0, **found}):
+            raise UsageError(f"{self.path / 'summary.json'} is damaged; delete it and resume the run.")
+        return found
+
+    def _hash(self, length: int) -> Any:
+        """The hash of the first `length` bytes of the metrics; they are read only if this object did not write them."""
+        there, digest = self._hashed
+        if there != length:
+            path = self.path / "metrics.jsonl"
+            digest = hashlib.sha256(path.read_bytes()[:length] if length else b"")
+            self._hashed = length, digest
+        return digest
 
     def _json(self, name: str, remedy: str = "resume the run", needed: tuple[str, ...] = ()) -> dict[str, Any] | None:
         path = self.path / name
         try:
-            table = parse_json(read_text(path)) if path.exists() else None
+            table = unsealed(read_bytes(path)) if path.exists() else None
             if table is not None and not (isinstance(table, dict) and table.keys() >= set(needed)):
                 raise ValueError
         except ValueError:
@@ -378,13 +333,13 @@ class TrialDirectory:
         """Make the directory, unless it is there."""
         if not self.exists():
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path / "manifest.toml", tomli_w.dumps(self.asked))
+            write_atomically(self.path / "manifest.toml", sealed_lines(tomli_w.dumps(self.asked)))
 
     def scores(self) -> dict[str, Any]:
         """The scores of the trials so far, by name."""
         path = self.path / "scores.json"
         try:
-            found = parse_json(read_text(path)) if path.exists() else {}
+            found = unsealed(read_bytes(path)) if path.exists() else {}
             if not isinstance(found, dict):
                 raise ValueError
         except ValueError:
@@ -393,7 +348,7 @@ class TrialDirectory:
 
     def add(self, scores: dict[str, Any]) -> None:
         """Keep the scores of some more trials."""
-        write_atomically(self.path / "scores.json", json.dumps(self.scores() | scores, indent=1) + "\n")
+        write_atomically(self.path / "scores.json", sealed(self.scores() | scores, indent=1))
 
     def checkpoint(self, part: str, state: PyTree) -> Checkpoint:
         """The checkpoint of a part, whose server is the state of all its trials; a new one if it does not fit."""
@@ -409,10 +364,15 @@ class TrialDirectory:
         shutil.rmtree(self.path / f"part-{part}", ignore_errors=True)
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The settings in a manifest file."""
+def read_manifest(path: Path, may_be_edited: bool = False) -> dict[str, Any]:
+    """The settings in a manifest file.
+
+    Args:
+        may_be_edited: Whether the file may differ from what Priory wrote, which its last line has the checksum of.
+    """
     try:
-        table = parse_toml(read_text(path))
+        raw = read_bytes(path)
+        table = parse_toml(raw.decode())
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}); name the directory or manifest of a run."
@@ -422,6 +382,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     for part in ("given", "environment"):
         if not isinstance(table.get(part, {}), dict):
             raise UsageError(f"{path} has {part}={table[part]!r} where a table belongs; name a run's manifest.toml.")
+    if not may_be_edited and not is_as_written(raw):
+        raise UsageError(
+            f"{path} does not match the checksum in its last line, so it was damaged or edited; bring the original "
+            f"back, or run an edited one in another directory: priory run {path}."
+        )
     return table
 
 
@@ -448,14 +413,6 @@ def check_no_links(path: Path) -> None:
                     f"{entry} is {what}, and nothing is written to a directory that holds such; delete it, or choose "
                     "another directory."
                 )
-
-
-def gone(path: Path) -> UsageError:
-    """The error for a file that somebody deleted while a run was writing it."""
-    return UsageError(
-        f"{path} was deleted, cut or replaced while the run was writing it, so it cannot be kept; start it again in "
-        "another directory."
-    )
 
 
 def private_directory(path: Path, ours: bool = True) -> None:
@@ -492,32 +449,16 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> Non
         temporary.unlink(missing_ok=True)
 
 
-def sync_directory(path: Path) -> None:
-    """Return when the names in a directory are on the disk; a renamed file may else come back under its old name."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_all(handle: int, raw: bytes, offset: int) -> None:
-    """Write bytes at a place of an open file."""
-    while raw:
-        written = os.pwrite(handle, raw, offset)
-        raw, offset = raw[written:], offset + written
-
-
 def _read_commit(path: Path) -> dict[str, Any]:
     try:
         if not path.exists():
             return {}
-        commit: dict[str, Any] = parse_json(read_text(path))
+        commit: dict[str, Any] = unsealed(read_bytes(path))
         found = {"extra": {}, **commit}
-        for name, kind in (("round", int), ("metrics_bytes", int), ("schema", str), ("extra", dict)):
+        for name, kind in (("round", int), ("schema", str), ("extra", dict)):
             if not isinstance(found[name], kind):
                 raise TypeError
-        if min(commit["round"], commit["metrics_bytes"]) < 0:
+        if commit["round"] < 0 or not _counts_metrics(commit):
             raise ValueError
     except (ValueError, TypeError, KeyError):
         raise UsageError(
@@ -527,24 +468,7 @@ def _read_commit(path: Path) -> dict[str, Any]:
     return commit
 
 
-def _open_sized(path: Path, size: int, is_new: bool) -> int:
-    """The open file; one that is new gets its size, and any other must have it."""
-    try:
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-    except OSError:  # a run that may only be read can still be loaded
-        handle = os.open(path, os.O_RDONLY)
-    present = os.fstat(handle).st_size
-    if present == 0 and is_new:
-        os.ftruncate(handle, size)  # sparse: no block is taken before it is written
-    elif present != size:
-        os.close(handle)
-        raise UsageError(
-            f"{path} has {present} bytes where this run needs {size}, so it was cut or belongs to another run; "
-            "start the run again in another directory."
-        )
-    return handle
-
-
-def _close_all(*handles: int) -> None:
-    for handle in handles:
-        os.close(handle)
+def _counts_metrics(table: dict[str, Any]) -> bool:
+    """Whether a table has a number of bytes of metrics, and their checksum or none."""
+    length, digest = table.get(METRICS_BYTES), table.get(METRICS_SHA256, "")
+    return isinstance(length, int) and length >= 0 and isinstance(digest, str)

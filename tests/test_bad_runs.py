@@ -13,6 +13,7 @@ import priory
 from priory.cli import main
 from priory.store import RunDirectory
 from tests.cli.conftest import TINY
+from tests.older import edit_json, edit_manifest
 
 pytestmark = [
     pytest.mark.xdist_group("command line"),  # one worker makes the runs, of methods that other commands train too
@@ -40,7 +41,7 @@ COMMANDS = {
     "effects": ("schools", []),
     "audit": ("private", ["--canaries", "100"]),
 }
-STATES = [f"checkpoint/{who}/{what}.bin" for who in ("server", "clients") for what in ("records", "generations")]
+STATES = [f"checkpoint/{who}/{what}.bin" for who in ("server", "clients") for what in ("records", "index")]
 RESULTS = ["summary.json", "clients.json"]  # of a finished run alone
 
 
@@ -61,20 +62,11 @@ def lost(name: str) -> Callable[[Path], object]:
 
 
 def commit(**changed) -> Callable[[Path], object]:
-    def damage(run: Path) -> None:
-        path = run / "checkpoint/commit.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-
-    return damage
+    return lambda run: edit_json(run / "checkpoint/commit.json", **changed)
 
 
 def manifest(old: str, new: str) -> Callable[[Path], object]:
-    def damage(run: Path) -> None:
-        path = run / "manifest.toml"
-        assert old in path.read_text()
-        path.write_text(path.read_text().replace(old, new))
-
-    return damage
+    return lambda run: edit_manifest(run / "manifest.toml", old, new)
 
 
 def foreign(run: Path) -> None:

@@ -75,6 +75,20 @@ def test_a_manifest_run_again_gives_the_same_numbers():
     assert scores_of("a") == scores_of("b")
 
 
+@pytest.mark.filterwarnings("always::UserWarning:priory")  # a note on the error stream, not an error
+def test_a_manifest_that_was_edited_is_run_with_a_note_and_resumed_only_as_it_was_written(capsys):
+    assert main(["run", "fedavg", *TINY, "--out", "a"]) == 0
+    path, capsys_before = Path("a/manifest.toml"), capsys.readouterr()
+    assert "edited" not in capsys_before.err
+    path.write_text(path.read_text().replace("rounds = 3", "rounds = 2"))
+    assert main(["run", "a/manifest.toml", "--out", "b"]) == 0
+    assert "a/manifest.toml was edited since Priory wrote it" in capsys.readouterr().err
+    assert summary_of("b")["rounds"] == 2
+    for command in ("resume", "clients"):
+        assert main([command, "a"]) == 2
+        assert "does not match the checksum in its last line" in capsys.readouterr().err
+
+
 @pytest.fixture
 def stopped_at_once(monkeypatch):
     """Interrupts every run before its first round, when all is prepared and the manifest is written."""

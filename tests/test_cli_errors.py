@@ -9,6 +9,7 @@ import pytest
 
 from priory.cli import app, main
 from tests.cli.conftest import TINY as DIGITS
+from tests.older import edit_manifest
 
 pytestmark = [
     pytest.mark.usefixtures("somewhere_else"),
@@ -175,8 +176,7 @@ def test_a_damaged_record_is_refused(stopped_run, capsys):
 
 
 def test_the_checkpoint_of_another_run_is_refused(stopped_run, capsys):
-    text = (stopped_run / "manifest.toml").read_text()
-    (stopped_run / "manifest.toml").write_text(text.replace('model = "linear"', 'model = "mlp:8"'))
+    edit_manifest(stopped_run / "manifest.toml", 'model = "linear"', 'model = "mlp:8"')
     complaint(["resume", "a"], capsys)
 
 
@@ -214,8 +214,7 @@ def test_a_tuning_that_cannot_be_written_is_refused_before_it_is_run(capsys, mon
 
 def test_a_manifest_with_a_word_for_a_number_is_refused(capsys):
     assert main(["run", "local", *with_flag("--rounds", "0"), "--out", "a"]) == 0
-    manifest = Path("a/manifest.toml")
-    manifest.write_text(manifest.read_text().replace("rounds = 0", 'rounds = "ten"'))
+    edit_manifest(Path("a/manifest.toml"), "rounds = 0", 'rounds = "ten"')
     capsys.readouterr()
     assert "rounds='ten' is not a whole number" in complaint(["run", "a/manifest.toml", "--out", "b"], capsys)
     assert "rounds='ten' is not a whole number" in complaint(["resume", "a/manifest.toml"], capsys)

@@ -41,7 +41,7 @@ OLD = {
     "export": (["export", "run", "--client", "1", "--draws", "0"], "exported"),
     "run a manifest": (["run", "run/manifest.toml", "--out", "out"], "../out/metrics.jsonl"),
 }
-LOST = ["checkpoint/server/records.bin", "checkpoint/clients/records.bin", "checkpoint/server/generations.bin"]
+LOST = ["checkpoint/server/records.bin", "checkpoint/clients/records.bin", "checkpoint/server/index.bin"]
 LOST += ["metrics.jsonl", "manifest.toml", "checkpoint", "."]
 
 

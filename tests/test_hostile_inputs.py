@@ -1,7 +1,6 @@
 """Bad files, one a row with the sentence that it ends in: exit code 2, one line, quickly, and little memory."""
 
 import hashlib
-import json
 import os
 import resource
 import shutil
@@ -17,6 +16,7 @@ import pytest
 from priory.cli import main
 from priory.core import reading
 from priory.core.errors import UsageError
+from priory.core.sealed import sealed, unsealed
 from priory.data import arrays, schema, tables
 from priory.engine import load_model
 from priory.store import read_manifest
@@ -103,9 +103,9 @@ def test_a_bad_schema_ends_in_one_sentence(kind, refused):
 @pytest.mark.parametrize("kind", SAFETENSORS)
 def test_bad_weights_end_in_one_sentence(kind, refused):
     write("model/weights.safetensors", SAFETENSORS[kind])
-    table = json.loads(Path("model/model.json").read_text())
+    table = unsealed(Path("model/model.json").read_text())
     table["weights"]["sha256"] = hashlib.sha256(SAFETENSORS[kind]).hexdigest()
-    write("model/model.json", json.dumps(table))
+    write("model/model.json", sealed(table))
     assert "model/weights.safetensors" in refused("predict", "model", "--data", "rows.npz", "--out", "x.csv")
 
 

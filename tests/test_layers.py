@@ -17,7 +17,7 @@ RANKS = {
     **dict.fromkeys(["bayes", "models"], 1),
     **dict.fromkeys(["fed"], 2),
     **dict.fromkeys(["data", "metrics"], 3),
-    **dict.fromkeys(["methods"], 4),
+    **dict.fromkeys(["methods", "records"], 4),
     **dict.fromkeys(["store", "evaluate"], 5),
     **dict.fromkeys(["certificate", "effects", "uncertainty", "track"], 6),
     **dict.fromkeys(["engine", "tune", "deploy"], 7),

@@ -1,7 +1,7 @@
-"""The two-slot store against a plain dictionary that crashes, and the run directory around it."""
+"""A checkpoint, the run directory around it, and what damages them."""
 
 import errno
-import gc
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -11,126 +11,21 @@ import pytest
 
 from priory import store
 from priory.core.errors import UsageError
-from priory.store import Checkpoint, RecordStore, RunDirectory, TrialDirectory, private_directory, write_atomically
+from priory.store import (
+    Checkpoint,
+    RunDirectory,
+    TrialDirectory,
+    private_directory,
+    read_manifest,
+    write_atomically,
+)
+from tests.test_records import LIKE, FullDisk, ids, stack
 
-LIKE = {"n": np.int32(0), "on": np.bool_(False), "w": np.zeros((2, 3), np.float32)}
 SERVER = {"w": np.zeros(4, np.float32)}
-
-
-def record(value: int) -> dict[str, np.ndarray]:
-    """A record whose every number tells which one it is."""
-    return {"n": np.int32(value), "on": np.bool_(value % 2), "w": np.full((2, 3), value / 8, np.float32)}
-
-
-def stack(values: list[int]) -> dict[str, np.ndarray]:
-    """Records on a leading axis."""
-    return {name: np.stack([record(value)[name] for value in values]) for name in LIKE}
-
-
-def ids(*clients: int) -> np.ndarray:
-    return np.array(clients, int)
-
-
-def opened(path: Path, num: int = 3) -> RecordStore:
-    return RecordStore(path / "records", LIKE, num)
 
 
 def server(value: float) -> dict[str, np.ndarray]:
     return {"w": np.full(4, value, np.float32)}
-
-
-def test_a_record_comes_back_as_it_was_written(tmp_path):
-    kept = opened(tmp_path)
-    kept.write(ids(2, 0), stack([5, 6]), 1, 0)
-    read, found = kept.read(ids(0, 1, 2), 1)
-    assert found.tolist() == [True, False, True]
-    expected = stack([6, 0, 5])
-    for name, leaf in read.items():
-        assert leaf.dtype == LIKE[name].dtype
-        np.testing.assert_array_equal(leaf, expected[name])
-
-
-def test_a_record_without_leaves_can_be_written_and_found(tmp_path):
-    kept = RecordStore(tmp_path, (), 2)
-    kept.write(ids(1), (), 1, 0)
-    assert kept.read(ids(0, 1), 1)[1].tolist() == [False, True]
-
-
-def test_a_read_at_a_generation_sees_nothing_younger(tmp_path):
-    kept = opened(tmp_path)
-    kept.write(ids(0), stack([4]), 4, 0)
-    kept.write(ids(0), stack([7]), 7, 4)
-    assert not kept.read(ids(0), 3)[1][0]
-    assert [int(kept.read(ids(0), at)[0]["n"][0]) for at in (4, 6, 7, 9)] == [4, 4, 7, 7]
-
-
-def test_uncommitted_generations_are_gone_after_reopening(tmp_path):
-    first = opened(tmp_path)
-    first.write(ids(0, 1), stack([1, 1]), 1, 0)
-    first.write(ids(0), stack([2]), 2, 1)
-    first.close()
-    second = opened(tmp_path)
-    second.discard_after(1)
-    read, found = second.read(ids(0, 1), 9)
-    assert read["n"].tolist() == [1, 1]
-    assert found.all()
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_whatever_was_committed_survives_any_sequence_of_writes_and_crashes(tmp_path, seed):
-    draw, num = np.random.default_rng(seed), 4
-    kept, generation, committed = opened(tmp_path, num), 0, 0
-    now: dict[int, int] = {}
-    safe: dict[int, int] = {}
-    for step in range(200):
-        action = draw.choice(["write", "write", "write", "commit", "crash"])
-        if action == "write":
-            cohort = draw.choice(num, size=draw.integers(1, num + 1), replace=False)
-            generation += 1
-            values = [step * num + int(client) for client in cohort]
-            kept.write(cohort, stack(values), generation, committed)
-            now.update(zip(cohort.tolist(), values, strict=True))
-        elif action == "commit":
-            committed, safe = generation, dict(now)
-        else:
-            kept.close()
-            kept = opened(tmp_path, num)
-            kept.discard_after(committed)
-            generation, now = committed, dict(safe)
-        everyone = np.arange(num)
-        for at, model in ((generation, now), (committed, safe)):
-            read, found = kept.read(everyone, at)
-            assert found.tolist() == [client in model for client in range(num)]
-            assert read["n"].tolist() == [model.get(client, 0) for client in range(num)]
-
-
-def test_a_damaged_record_is_refused_and_named(tmp_path):
-    kept = opened(tmp_path)
-    kept.write(ids(1), stack([1]), 1, 0)
-    kept.close()
-    raw = bytearray((tmp_path / "records" / "records.bin").read_bytes())
-    raw[next(place for place in range(len(raw) - 1, -1, -1) if raw[place])] ^= 1  # a bit of what was written
-    (tmp_path / "records" / "records.bin").write_bytes(raw)
-    with pytest.raises(UsageError, match=r"record 1 does not match its checksum.*another directory"):
-        opened(tmp_path).read(ids(1), 1)
-
-
-def test_damage_of_a_slot_that_nobody_reads_is_not_noticed(tmp_path):
-    kept = opened(tmp_path)
-    kept.write(ids(0), stack([3]), 3, 0)
-    kept.write(ids(0), stack([4]), 4, 3)
-    size = (tmp_path / "records" / "records.bin").stat().st_size // 6
-    with (tmp_path / "records" / "records.bin").open("r+b") as file:
-        file.write(b"\xff" * size)  # client 0, slot 0: generation 3
-    assert int(kept.read(ids(0), 4)[0]["n"][0]) == 4
-    with pytest.raises(UsageError, match="checksum"):
-        kept.read(ids(0), 3)
-
-
-def test_a_file_of_another_size_is_refused(tmp_path):
-    opened(tmp_path, num=3).close()
-    with pytest.raises(UsageError, match=r"was cut or belongs to another run; start the run again in another"):
-        opened(tmp_path, num=4)
 
 
 def test_a_checkpoint_of_another_schema_is_refused(tmp_path):
@@ -150,7 +45,7 @@ def test_a_commit_that_is_not_one_is_refused(tmp_path, text):
         Checkpoint(tmp_path, SERVER, LIKE, 3)
 
 
-@pytest.mark.parametrize("name", ["clients/records.bin", "clients/generations.bin", "server/records.bin"])
+@pytest.mark.parametrize("name", ["clients/records.bin", "clients/index.bin", "server/records.bin"])
 def test_a_committed_checkpoint_that_lost_a_file_is_refused(tmp_path, name):
     first = Checkpoint(tmp_path, SERVER, LIKE, 3)
     first.clients.write(ids(0), stack([1]), 1, 0)
@@ -179,20 +74,6 @@ def test_committing_the_same_round_twice_keeps_it_readable(tmp_path):
     assert Checkpoint(tmp_path, SERVER, LIKE, 3).read_server()["w"][0] == 2
 
 
-class FullDisk:
-    """Stands for `os.pwrite` on a disk with so many bytes left: the last write is cut short, then there is an error."""
-
-    def __init__(self, left: int) -> None:
-        self.left, self.write = left, os.pwrite
-
-    def __call__(self, handle: int, raw: bytes, offset: int) -> int:
-        if not self.left:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = self.write(handle, raw[: self.left], offset)
-        self.left -= written
-        return written
-
-
 @pytest.mark.parametrize("left", [0, 1, 30, 70, 100])
 def test_a_full_disk_leaves_the_last_commit_readable(tmp_path, monkeypatch, left):
     kept = Checkpoint(tmp_path, SERVER, LIKE, 3)
@@ -213,28 +94,6 @@ def test_a_full_disk_leaves_the_last_commit_readable(tmp_path, monkeypatch, left
     assert again.round == 1
     assert again.read_server()["w"][0] == 1
     assert again.clients.read(ids(0, 1), again.round)[0]["n"].tolist() == [1, 2]
-
-
-def test_a_short_write_is_completed(tmp_path, monkeypatch):
-    write = os.pwrite
-    monkeypatch.setattr(store.os, "pwrite", lambda handle, raw, offset: write(handle, raw[:5], offset))
-    kept = opened(tmp_path)
-    kept.write(ids(1), stack([9]), 1, 0)
-    assert int(kept.read(ids(1), 1)[0]["n"][0]) == 9
-
-
-def test_a_store_that_nobody_holds_gives_its_files_back(tmp_path):
-    def num_open() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    if not os.path.isdir("/proc/self/fd"):
-        pytest.skip("the open files of a process are listed on Linux only")
-    gc.collect()
-    before = num_open()
-    for _ in range(5):
-        opened(tmp_path)
-    gc.collect()
-    assert num_open() == before
 
 
 def test_an_atomic_write_that_fails_leaves_the_old_text_and_no_debris(tmp_path, monkeypatch):
@@ -262,6 +121,43 @@ def test_metrics_are_cut_where_the_commit_says(tmp_path):
     assert [line["round"] for line in directory.metrics()] == [1, 3]
 
 
+def damaged(path: Path) -> None:
+    """Change a digit of the first line."""
+    path.write_text(path.read_text().replace('"round": 1', '"round": 7', 1))
+
+
+def test_metrics_that_a_commit_counts_are_refused_when_they_change(tmp_path):
+    directory = RunDirectory(tmp_path)
+    end = directory.append_metrics({"round": 1}, 0)
+    Checkpoint(directory.checkpoint, SERVER, LIKE, 3).commit(server(1), 1, end, {}, directory.metrics_sha256(end))
+    directory.append_metrics({"round": 2}, end)
+    assert [line["round"] for line in RunDirectory(tmp_path).metrics()] == [1, 2]
+    damaged(tmp_path / "metrics.jsonl")
+    with pytest.raises(UsageError, match=r"metrics\.jsonl does not match its checksum"):
+        RunDirectory(tmp_path).metrics()
+
+
+def test_the_last_line_of_a_finished_run_is_refused_when_it_changes(tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.append_metrics({"round": 1}, 0)
+    summary = {"rounds": 1, "communication": {}, "seconds": {}, "extra": {}}
+    directory.write_summary(summary, {})
+    assert directory.summary() == summary
+    damaged(tmp_path / "metrics.jsonl")
+    with pytest.raises(UsageError, match=r"metrics\.jsonl does not match its checksum"):
+        RunDirectory(tmp_path).metrics()
+
+
+def test_the_checksum_of_metrics_is_that_of_the_file_whoever_wrote_it(tmp_path):
+    first, ends = RunDirectory(tmp_path), [0]
+    for t in range(1, 4):
+        ends.append(first.append_metrics({"round": t}, ends[-1]))
+    raw = (tmp_path / "metrics.jsonl").read_bytes()
+    for directory in (first, RunDirectory(tmp_path)):
+        for end in (ends[3], ends[1], ends[2], 0):
+            assert directory.metrics_sha256(end) == hashlib.sha256(raw[:end]).hexdigest()
+
+
 def test_a_line_put_before_the_end_drops_what_stood_behind_it(tmp_path):
     directory = RunDirectory(tmp_path)
     end = directory.append_metrics({"round": 1}, 0)
@@ -285,6 +181,15 @@ def test_a_directory_that_holds_a_run_is_left_alone(tmp_path):
     with pytest.raises(UsageError, match=r"holds a run already.*priory resume"):
         directory.create({"run": {"rounds": 4}})
     assert directory.manifest() == written
+
+
+def test_a_manifest_that_was_edited_is_no_longer_that_of_a_run(tmp_path):
+    RunDirectory(tmp_path).create({"run": {"rounds": 3}, "environment": {"data_checksum": "0"}})
+    path = tmp_path / "manifest.toml"
+    path.write_text(path.read_text().replace("3", "4", 1))
+    with pytest.raises(UsageError, match=r"damaged or edited; bring the original back, or run .* priory run "):
+        RunDirectory(tmp_path).manifest()
+    assert read_manifest(path, may_be_edited=True)["run"] == {"rounds": 4}
 
 
 def test_a_directory_that_cannot_be_made_ends_in_a_sentence(tmp_path):

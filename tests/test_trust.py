@@ -17,6 +17,7 @@ from priory.data import load as load_data
 from priory.deploy import charter as charters
 from priory.engine.audit import audit
 from tests.cli.conftest import TINY
+from tests.hostile_files import forge
 
 pytestmark = pytest.mark.xdist_group("command line")  # other files train the same method on the same clients
 
@@ -65,9 +66,7 @@ HARMLESS = {
 
 def name_the_module(file: Path) -> None:
     """Let a manifest or the description of a model name the planted module."""
-    text = file.read_text()
-    assert '"linear"' in text
-    file.write_text(text.replace('"linear"', f'"{NAME}"'))
+    forge(file, '"linear"', f'"{NAME}"')
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +90,8 @@ def files(tmp_path_factory) -> Path:
         (place / "stopped" / name).unlink()
     (place / "up/server").mkdir()
     (place / "up/server/status.json").write_text(json.dumps({"phase": "finished", "pid": 1}))
-    text = (place / "run/manifest.toml").read_text()
-    (place / "several.toml").write_text(text.replace('model = "linear"', 'models = "linear,linear"'))
+    shutil.copy(place / "run/manifest.toml", place / "several.toml")
+    forge(place / "several.toml", 'model = "linear"', 'models = "linear,linear"')
     return place
 
 
@@ -106,8 +105,7 @@ def place(files, tmp_path, monkeypatch, capsys) -> Path:
     for file in [*tmp_path.rglob("manifest.toml"), *tmp_path.rglob("model.json")]:
         if "joined/manifest" not in str(file):
             name_the_module(file)
-    text = (tmp_path / "several.toml").read_text()
-    (tmp_path / "several.toml").write_text(text.replace("linear,linear", f"mlp:8,4,{NAME}"))
+    forge(tmp_path / "several.toml", "linear,linear", f"mlp:8,4,{NAME}")
     (tmp_path / "planted_net.py").write_text(MODULE.format(marker=str(tmp_path / "marker")))
     capsys.readouterr()
     return tmp_path
@@ -205,8 +203,7 @@ def test_a_network_that_is_passed_in_needs_no_trust(importable):
 
 @pytest.mark.parametrize("value", ["3", '["planted_net:make"]', "{ a = 1 }"])
 def test_a_model_that_is_no_text_is_refused(value, importable):
-    path = Path("run/manifest.toml")
-    path.write_text(path.read_text().replace(f'model = "{NAME}"', f"model = {value}"))
+    forge(Path("run/manifest.toml"), f'model = "{NAME}"', f"model = {value}")
     with pytest.raises(UsageError, match="is not text"):
         priory.load("run", trust_code=True)
     assert not (importable / "marker").exists()
@@ -214,8 +211,7 @@ def test_a_model_that_is_no_text_is_refused(value, importable):
 
 def test_up_refuses_an_app_whose_code_was_changed(place, capsys):
     argv = OTHER_SETTINGS["flower up"]
-    manifest = Path("up/app/app/manifest.toml")
-    manifest.write_text(manifest.read_text().replace(NAME, "linear"))
+    forge(Path("up/app/app/manifest.toml"), NAME, "linear")
     Path("up/app/app/server.py").write_text("import planted_net\n")
     assert main(argv) == 2
     assert "app/server.py is not as Priory wrote it" in " ".join(capsys.readouterr().err.split())

@@ -1,7 +1,6 @@
 """`priory compare`: several methods on the same federation with the same seeds, in one table."""
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,8 @@ from priory.cli.failures import Failures, named
 from priory.cli.flags import Flag
 from priory.cli.run import DATA_GROUP, RUN_GROUP, Tool, free_path, run_flags, settings_from, settled, write_report
 from priory.core.errors import UsageError
-from priory.core.reading import parse_json, read_text
+from priory.core.reading import read_bytes
+from priory.core.sealed import sealed, unsealed
 from priory.data import Federation
 from priory.engine import Settings, manifest, resume, simulate
 from priory.engine.divergence import is_diverged
@@ -292,18 +292,18 @@ def _write(
         "failed": failures.sentences,
     }
     path = directory / "comparison.json"
-    if path.exists() and _asked_in(path) != _asked(comparison):
+    if path.exists() and not _is_same(path, comparison):
         path = free_path(path)  # another comparison of runs in this directory is kept
-    write_atomically(path, json.dumps(comparison, indent=2) + "\n")
+    write_atomically(path, sealed(comparison, indent=2))
     return path
 
 
-def _asked_in(path: Path) -> list[Any] | None:
-    """What the comparison in a file was about; None where it cannot be read."""
+def _is_same(path: Path, comparison: dict[str, Any]) -> bool:
+    """Whether a file holds a comparison of the same; one that cannot be read is kept like another one."""
     try:
-        return _asked(parse_json(read_text(path)))
+        return _asked(unsealed(read_bytes(path))) == _asked(comparison)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        return False
 
 
 def _asked(comparison: dict[str, Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from priory.cli.models import MODEL, ONBOARDED
 from priory.cli.rows import predictions
 from priory.cli.run import free_path, opened, run_groups, trusting
 from priory.core.errors import UsageError
+from priory.core.sealed import sealed
 from priory.core.text import spreadsheet_cell
 from priory.data import checks
 from priory.data.form import Form
@@ -110,7 +110,7 @@ def onboard(argv: Sequence[str]) -> int:
         asked = data
     outcome = _joined(run, data, chosen, asked is not None, console)
     found = {"scores.json": outcome.scores, "certificate.json": outcome.certificate}
-    files = {name: json.dumps(table, indent=2) + "\n" for name, table in found.items() if table is not None}
+    files = {name: sealed(table, indent=2) for name, table in found.items() if table is not None}
     if asked is not None:
         files["predictions.csv"] = _predictions(outcome, asked, console)
     place = _write(path / ONBOARDED / (chosen.name or Path(chosen.data or chosen.predict or "").stem), files)

@@ -18,6 +18,8 @@ from priory.cli import effect_tables, federation, flags, progress, start
 from priory.cli.app import DIVERGED, INTERRUPTED
 from priory.cli.flags import Flag
 from priory.core.errors import UsageError
+from priory.core.reading import read_bytes
+from priory.core.sealed import is_as_written
 from priory.data import Federation
 from priory.engine import Run, Settings, manifest, resume, simulate
 from priory.engine.problem import tasks_of
@@ -344,7 +346,9 @@ def _run_manifest(path: Path, argv: Sequence[str]) -> int:
     )
     output, trust_code = Elsewhere(**values["output"]), values["trust"]["trust_code"]
     _check_end(output)
-    table = read_manifest(path)
+    table = read_manifest(path, may_be_edited=True)
+    if not is_as_written(read_bytes(path)):
+        warnings.warn(f"{path} was edited since Priory wrote it, so the numbers may differ.", stacklevel=2)
     if trust_code:
         start.import_from_here()
     start.start_jax(output.devices, recorded_devices(table))

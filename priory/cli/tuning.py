@@ -1,6 +1,5 @@
 """`priory tune`: a grid on the validation rows, and the manifest of the best setting."""
 
-import json
 import math
 import warnings
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from priory.cli.federation import DataFlags
 from priory.cli.flags import Flag
 from priory.cli.run import DATA_GROUP, METHOD_GROUP, RUN_GROUP, numbered, run_flags, settings_from, trusting
 from priory.core.errors import UsageError
+from priory.core.sealed import sealed, sealed_lines
 from priory.data import Federation
 from priory.engine import Settings, manifest
 from priory.fed.method import Population
@@ -181,8 +181,8 @@ def _tune(method: Any, axes: list[Axis], chosen: DataFlags, settings: Settings, 
     if records:
         final["method"] = {"name": name, **manifest.to_table(best[0].method)}
         result = {"method": name, "by": by, "seeds": output.seeds, "data": data.spec, "settings": records}
-        write_atomically(directory / "tuning.json", json.dumps(result, indent=2) + "\n")
-        write_atomically(directory / "manifest.toml", tomli_w.dumps(final))
+        write_atomically(directory / "tuning.json", sealed(result, indent=2))
+        write_atomically(directory / "manifest.toml", sealed_lines(tomli_w.dumps(final)))
         if len(records) > SHOWN:
             rest = f"{SHOWN} of {len(records)} settings; all of them are in {directory}/tuning.json."
             console.print(f"The best {rest}", markup=False, soft_wrap=True)

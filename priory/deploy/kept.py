@@ -28,11 +28,13 @@ from priory.core.reading import parse_json, read_bytes
 from priory.core.rng import Key
 from priory.deploy.exchange import Reply
 from priory.deploy.wire import pack, unpack
-from priory.store import private_directory, sync_directory, write_atomically
+from priory.records import sync_directory
+from priory.store import private_directory, write_atomically
 
 NAME = re.compile(r"state-(\d{8})\.safetensors")
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SECRET, MODEL = "secret", "model"
+CHECKSUM = "checksum"  # of everything in a file
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,11 @@ class Kept:
         from safetensors.numpy import save
 
         packed = {name or ".": np.asarray(array, order="C") for name, array in pack(record).items()}
-        told = {"generation": str(generation), "came_from": str(came_from), "sha256": _checksum(packed)}
+        told = {**self._identity(), "generation": str(generation), "came_from": str(came_from)}
         try:
             self.make_place()
-            write_atomically(self._path(generation), save(packed, {**self._identity(), **told}), mode=0o600)
+            raw = save(packed, {**told, CHECKSUM: _checksum(packed, told)})
+            write_atomically(self._path(generation), raw, mode=0o600)
         except OSError as error:
             raise UsageError(
                 f"Client {self.client} cannot keep its state in {self.place} ({error.strerror}); make room, and the "
@@ -157,7 +160,11 @@ class Kept:
             with safe_open(path, framework="numpy") as file:
                 told = dict(file.metadata() or {})
                 packed = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
-            whole = told["sha256"] == _checksum(packed) and told["generation"] == str(generation)
+            if CHECKSUM in told:
+                whole = told.pop(CHECKSUM) == _checksum(packed, told)
+            else:  # of an older version, whose checksum covered the arrays alone
+                whole = told["sha256"] == _checksum(packed, {})
+            whole = whole and told["generation"] == str(generation)
             came_from = int(told["came_from"])
         except (SafetensorError, OSError, KeyError, ValueError, TypeError):
             whole = False
@@ -236,8 +243,9 @@ def forget(directory: Path, client: int, run: str | None = None) -> list[Path]:
     return gone
 
 
-def _checksum(packed: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
+def _checksum(packed: dict[str, np.ndarray], told: dict[str, str]) -> str:
+    """The SHA-256 of arrays by name, and of what a file says of them."""
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode() if told else b"")
     for name in sorted(packed):
         digest.update(f"{name}{packed[name].dtype.str}{packed[name].shape}".encode())
         digest.update(np.ascontiguousarray(packed[name]).data)

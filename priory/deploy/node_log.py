@@ -36,7 +36,8 @@ from priory.deploy.budget import Budget
 from priory.deploy.exchange import ABOUT, Reply, Request, content_of, sentence
 from priory.deploy.journal import LOG, now
 from priory.engine.manifest import version_of
-from priory.store import private_directory, sync_directory, write_all
+from priory.records import sync_directory, write_all
+from priory.store import private_directory
 
 NAME = "log.jsonl"
 BLOCK = 4096  # bytes; more than most lines

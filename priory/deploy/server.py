@@ -372,7 +372,11 @@ class Server:
         extra = {"run": self.run, "charter": self.charter.digest, "seed": self.charter.settings.seed}
         told = {"rejected": self.rejected, "reasons": self.reasons, "info": self._info}
         self._checkpoint.commit(
-            jax.tree.map(np.asarray, self.server), self.completed, self._metrics_bytes, extra | told
+            jax.tree.map(np.asarray, self.server),
+            self.completed,
+            self._metrics_bytes,
+            extra | told,
+            self._directory.metrics_sha256(self._metrics_bytes),
         )
 
     def _named(self) -> str:

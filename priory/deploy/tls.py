@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from priory.core.errors import UsageError
-from priory.store import private_directory, sync_directory
+from priory.records import sync_directory
+from priory.store import private_directory
 
 if TYPE_CHECKING:
     from cryptography import x509

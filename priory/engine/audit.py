@@ -15,7 +15,6 @@ refuted, so m is chosen from the claim: the least with which it could be.
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from scipy import stats
 from priory.core import rng
 from priory.core.errors import UsageError
 from priory.core.rng import Stream
+from priory.core.sealed import sealed
 from priory.data import Federation, Split
 from priory.engine import manifest
 from priory.engine.accounting import Ledger
@@ -141,7 +141,7 @@ def audit(
         session, ledger = _with(plain, recipe, num, seed, model)
     signs, scores = _observe(session, ledger, num, rounds, told)
     found = _judge(plain.ledger, ledger, signs, scores)
-    write_atomically(directory.path / "audit.json", json.dumps(found.to_json(), indent=2) + "\n")
+    write_atomically(directory.path / "audit.json", sealed(found.to_json(), indent=2))
     return found
 
 

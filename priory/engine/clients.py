@@ -26,7 +26,7 @@ from priory.fed.method import Channel
 from priory.fed.screen import Limits
 from priory.fed.shard import Shards
 from priory.fed.visit import EMPTY, Record
-from priory.store import RecordStore
+from priory.records import RecordStore
 
 
 class Resident:

@@ -8,10 +8,8 @@ kNN-Per contains the client's training examples as its last layer sees them, wit
 """
 
 import hashlib
-import json
 import os
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,9 @@ import numpy as np
 
 from priory import methods
 from priory.core.errors import UsageError
-from priory.core.reading import parse_json, read_bytes
+from priory.core.reading import read_bytes
 from priory.core.rng import Key
+from priory.core.sealed import SealError, sealed, unsealed
 from priory.core.trees import path_of
 from priory.data import form as forms
 from priory.data.form import Form
@@ -33,7 +32,7 @@ from priory.fed.method import Task
 from priory.fed.shard import Pool, Shard
 from priory.models.likelihood import Categorical, Gaussian
 from priory.models.model import Head, as_model, check_trusted, parse
-from priory.store import sync_directory
+from priory.records import sync_directory
 
 FORMAT = 1
 DESCRIPTION, WEIGHTS, DRAWS = "model.json", "weights.safetensors", "draws.nc"
@@ -54,14 +53,15 @@ def save_model(model: PersonalModel, path: Path | str, draws: int = 0) -> Path:
     from safetensors.numpy import save
 
     raw = save(_tensors(model))
-    text = json.dumps(_describe(model, raw), indent=2) + "\n"
+    table = _describe(model, raw)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
         (temporary / WEIGHTS).write_bytes(raw)
-        (temporary / DESCRIPTION).write_text(text)
         if draws:
             model.inference_data(draws).to_netcdf(str(temporary / DRAWS))
+            table["draws"] = {"file": DRAWS, "sha256": hashlib.sha256((temporary / DRAWS).read_bytes()).hexdigest()}
+        (temporary / DESCRIPTION).write_text(sealed(table, indent=2))
         for file in temporary.iterdir():
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
@@ -88,10 +88,9 @@ def load_model(path: Path | str, *, method: Any = None, model: Any = None, trust
     path = Path(path)
     table, raw = _read_description(path), _read(path / WEIGHTS)
     try:
-        if hashlib.sha256(raw).hexdigest() != table["weights"]["sha256"]:
-            raise UsageError(
-                f"{path / WEIGHTS} does not match its checksum, so it was damaged; export the model again."
-            )
+        _check_sum(path / WEIGHTS, raw, table["weights"])
+        if "draws" in table and (path / DRAWS).exists():  # it is for ArviZ, and may be deleted
+            _check_sum(path / DRAWS, _read(path / DRAWS), table["draws"])
         if model is None:
             check_trusted({"model": table["task"]["model"]}, path / DESCRIPTION, trust_code)
         return _assembled(path, table, raw, method, model)
@@ -233,10 +232,22 @@ def _likelihood(table: dict[str, Any]) -> Categorical | Gaussian:
     return Categorical(int(table["num_classes"])) if table["kind"] == "categorical" else Gaussian(table["scale"])
 
 
+def _check_sum(file: Path, raw: bytes, entry: dict[str, Any]) -> None:
+    """Raise if the bytes of a file are not those that the description has the checksum of."""
+    if hashlib.sha256(raw).hexdigest() != entry["sha256"]:
+        raise UsageError(f"{file} does not match its checksum, so it was damaged; export the model again.")
+
+
 def _read_description(path: Path) -> dict[str, Any]:
-    raw, table = _read(path / DESCRIPTION), None
-    with suppress(ValueError):
-        table = parse_json(raw)
+    table: Any = None
+    try:
+        table = unsealed(_read(path / DESCRIPTION))
+    except SealError as error:
+        raise UsageError(f"{path / DESCRIPTION} {error}, so it was damaged; export the model again.") from None
+    except UsageError:
+        raise
+    except ValueError:
+        pass  # no JSON
     if not isinstance(table, dict) or "format" not in table:
         raise UsageError(f"{path / DESCRIPTION} is no description of a personal model; export the model again.")
     if table["format"] != FORMAT:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -66,7 +67,7 @@ class Run:
         newcomers: Scores of held-out clients after onboarding with labels; None without any.
         newcomers_unlabelled: Of what their training inputs alone give; None if the method cannot use these.
         newcomers_global: Of the global model, which has seen nothing of them; None if the method has none.
-        history: A line for each evaluation, as in metrics.jsonl.
+        history: A line for each evaluation, as in metrics.jsonl, which has them where the run has a directory.
         communication: Bytes down and up for each client and round.
         seconds: Spent compiling, training, evaluating.
         extra: What else is to be known, such as clients whose updates were not finite.
@@ -85,7 +86,7 @@ class Run:
     newcomers: Scores | RegressionScores | None
     newcomers_unlabelled: Scores | RegressionScores | None
     newcomers_global: Scores | RegressionScores | None
-    history: list[dict[str, Any]] = field(repr=False)
+    history: Sequence[dict[str, Any]] = field(repr=False)
     communication: dict[str, int | None]
     seconds: dict[str, float]
     peak_rss_bytes: int

@@ -31,6 +31,7 @@ from priory.engine.clients import Resident, Stored
 from priory.engine.clock import Clock
 from priory.engine.cohort import subset
 from priory.engine.divergence import Progress
+from priory.engine.history import History
 from priory.engine.prepared import BLOCK, Prepared, at_once, first_server, prepare
 from priory.engine.problem import names_of
 from priory.engine.rounds import Plan, Trace
@@ -52,7 +53,8 @@ from priory.fed.shard import Shards
 from priory.fed.visit import is_rejected, reason_of
 from priory.metrics import RegressionScores, RegressionTally, Scores, Tally
 from priory.models.model import Params, several
-from priory.store import Checkpoint, RunDirectory, gone
+from priory.records import gone
+from priory.store import Checkpoint, RunDirectory
 from priory.track import Tracker
 from priory.uncertainty import Answers, ForeignInputs, collect, validation_of
 
@@ -104,7 +106,7 @@ class Session:
     progress: Progress = field(default_factory=Progress)
     advice: dict[str, str] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: History = field(default_factory=History)
 
     @classmethod
     def prepare(
@@ -201,10 +203,11 @@ class Session:
         assert self.checkpoint is not None
         if self.checkpoint.is_stale():
             raise UsageError(f"{self.directory.path} was written by another process meanwhile; resume it once more.")
-        self.history = self.directory.metrics(self.metrics_bytes)
+        lines = self.directory.metrics(self.metrics_bytes)
         if jax.process_index() > 0:
-            self.directory = self.checkpoint = None
+            self.directory, self.checkpoint, self.history = None, None, History(lines)
             return
+        self.history = History(directory=self.directory, length=self.metrics_bytes)
         self.checkpoint.clients.discard_after(self.completed)
         self.directory.cut_metrics(self.metrics_bytes)
 
@@ -464,9 +467,9 @@ class Session:
         return {name: metrics.finite_or_none(value) for name, value in named}
 
     def _append(self, line: dict[str, Any], listener: Listener | None) -> None:
-        self.history.append(line)
         if self.directory is not None:
             self.metrics_bytes = self.directory.append_metrics(line, self.metrics_bytes)
+        self.history.append(line, self.metrics_bytes)
         if listener is not None:
             listener.evaluated(line)
 
@@ -478,7 +481,9 @@ class Session:
         if self.checkpoint is not None:
             self._check_in_place()
             server = devices.to_host(self.server, self.plan.mesh)
-            self.checkpoint.commit(server, self.completed, self.metrics_bytes, self._extra())
+            assert self.directory is not None
+            digest = self.directory.metrics_sha256(self.metrics_bytes)
+            self.checkpoint.commit(server, self.completed, self.metrics_bytes, self._extra(), digest)
         return time.perf_counter()
 
     def _extra(self) -> dict[str, Any]:
@@ -516,8 +521,8 @@ class Session:
         self.advice = dict(self.checkpoint.extra.get("advice", {}))
         self.server = devices.everywhere(self.checkpoint.read_server(), self.plan.mesh)
         self.home.restore(self.completed)
-        self.directory.metrics(self.metrics_bytes)  # raises if it was cut
-        self.history = self.directory.metrics()
+        self.directory.metrics(self.metrics_bytes)  # raises if it was cut or damaged
+        self.history = History(directory=self.directory)
 
     def loaded(self, tracker: Tracker | None = None) -> Run:
         """The run as its directory tells it, nothing computed."""
@@ -562,7 +567,7 @@ class Session:
         for line in self.history:
             length = directory.append_metrics(line, length)
         server = devices.to_host(self.server, self.plan.mesh)
-        checkpoint.commit(server, self.completed, length, self._extra())
+        checkpoint.commit(server, self.completed, length, self._extra(), directory.metrics_sha256(length))
         checkpoint.close()
         if self.completed == self.last_round:
             directory.write_summary(run.summary(), run.per_client())

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from priory.certificate import Certificate
 from priory.core.errors import UsageError
-from priory.core.reading import parse_json, read_text
+from priory.core.reading import read_bytes
+from priory.core.sealed import unsealed
 from priory.report.tables import PARTS
 from priory.store import RunDirectory
 from priory.uncertainty import Uncertainty
@@ -118,7 +121,7 @@ def read(path: Path) -> Record:
     return Record(
         path=path,
         manifest=manifest,
-        text=read_text(path / "manifest.toml"),
+        text=tomli_w.dumps(manifest),
         summary=summary,
         lines=lines,
         clients=clients,
@@ -143,10 +146,12 @@ def _held(place: Path) -> list[Path]:
 
 
 def _compared(path: Path) -> list[str]:
+    """The names of the runs of a comparison, none where there is no such file."""
     try:
-        return [run["path"] for method in parse_json(read_text(path))["methods"] for run in method["runs"]]
+        methods = unsealed(read_bytes(path))["methods"] if path.exists() else []
+        return [run["path"] for method in methods for run in method["runs"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # the order is a convenience
+        raise UsageError(f"{path} is damaged; delete it, and runs are shown in the order of their names.") from None
 
 
 def _kept(directory: RunDirectory, rounds: int) -> Uncertainty | None:

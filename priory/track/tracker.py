@@ -4,7 +4,7 @@ import importlib
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,7 +56,7 @@ class Tracker:
 
     @contextmanager
     def following(
-        self, title: str, settings: dict[str, Any], history: list[dict[str, Any]], listener: Hears | None = None
+        self, title: str, settings: dict[str, Any], history: Iterable[dict[str, Any]], listener: Hears | None = None
     ) -> Iterator["Tracker"]:
         """The tracker as a listener, after the tool was told of the settings and of the lines so far.
 

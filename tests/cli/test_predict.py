@@ -1,6 +1,7 @@
 """`priory predict`, `priory export` and `priory clients`: a client's model at work, and what cannot be used."""
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -204,10 +205,17 @@ def cut(path: Path) -> None:
     path.write_bytes(raw[: len(raw) // 2])
 
 
+def swap_classes(path: Path) -> None:
+    table = json.loads(path.read_text())
+    table["data"]["classes"].reverse()
+    path.write_text(json.dumps(table))
+
+
 @pytest.mark.parametrize(
     ("harm", "named"),
     [
         (lambda path: cut(path / "weights.safetensors"), "does not match its checksum"),
+        (lambda path: swap_classes(path / "model.json"), "model.json does not match its checksum"),
         (lambda path: cut(path / "model.json"), "is no description of a personal model"),
         (lambda path: (path / "weights.safetensors").unlink(), "weights.safetensors cannot be read"),
         (lambda path: (path / "model.json").write_text('{"format": 7}'), "has format 7 where this version reads 1"),
@@ -219,6 +227,17 @@ def test_a_damaged_model_ends_in_one_sentence(made, rows, capsys, harm, named):
     harm(Path("model"))
     ask = ["predict", "model", "--data", "x.csv", "--out", "p.csv", "--keep", "id"]
     assert named in complaint(ask, capsys)
+
+
+def test_damaged_draws_of_a_model_are_refused_and_deleted_ones_are_not_missed(made, rows, capsys):
+    told(["export", made("bayes"), "--client", "east", "--draws", "2", "--out", "model"], capsys)
+    raw = bytearray(Path("model/draws.nc").read_bytes())
+    raw[len(raw) // 2] ^= 1
+    Path("model/draws.nc").write_bytes(raw)
+    ask = ["predict", "model", "--data", "x.csv", "--out", "p.csv", "--keep", "id"]
+    assert "model/draws.nc does not match its checksum" in complaint(ask, capsys)
+    Path("model/draws.nc").unlink()
+    told(ask, capsys)
 
 
 @pytest.mark.parametrize("name", ["file", "probabilities"])

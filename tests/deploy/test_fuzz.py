@@ -247,7 +247,7 @@ def test_mutated_rows_are_read_or_refused(federation, mutate):
         examples.load(path).check(federation[0].charter, 0)
 
 
-CHECKPOINT = ["commit.json", "server/records.bin", "server/generations.bin", "clients/records.bin"]
+CHECKPOINT = ["commit.json", "server/records.bin", "server/index.bin", "clients/records.bin"]
 
 
 @pytest.mark.parametrize("name", [*(f"checkpoint/{one}" for one in CHECKPOINT), "metrics.jsonl", "nodes.json"])

@@ -1,6 +1,7 @@
 """What a client keeps: safe from crashes, from full disks, from servers that went back and from other clients."""
 
 import errno
+import hashlib
 import os
 import stat
 
@@ -146,6 +147,47 @@ def test_a_state_under_the_name_of_another_generation_is_refused(kept):
     (kept.place / "state-00000001.safetensors").rename(kept.place / "state-00000002.safetensors")
     with pytest.raises(UsageError, match="is damaged"):
         kept.read(2, LIKE)
+
+
+def outcome(kept, t):
+    """What a round starts from, or why it cannot."""
+    try:
+        return str(value(kept, t))
+    except UsageError as error:
+        return str(error)
+
+
+def test_no_flipped_bit_of_a_state_is_read(kept):
+    after(kept, 1, 2)
+    (kept.place / "state-00000001.safetensors").unlink()
+    path = kept.place / "state-00000002.safetensors"
+    raw, whole = path.read_bytes(), [outcome(kept, t) for t in (1, 2)]  # round 1 asks where the state came from
+    found = 0
+    for bit in range(0, 8 * len(raw), 5):
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        now = [outcome(kept, t) for t in (1, 2)]
+        assert now == whole or all("is damaged" in one for one in now)
+        found += now != whole
+    assert found > 100
+
+
+def test_a_state_of_an_older_version_is_read(kept):
+    from safetensors.numpy import load_file, save
+
+    after(kept, 1)
+    path = kept.place / "state-00000001.safetensors"
+    packed = load_file(path)
+    told = {"client": "3", "run": "run-1", "charter": "digest", "generation": "1", "came_from": "0"}
+    digest = hashlib.sha256()  # of the arrays alone
+    for name in sorted(packed):
+        digest.update(f"{name}{packed[name].dtype.str}{packed[name].shape}".encode() + packed[name].tobytes())
+    path.write_bytes(save(packed, {**told, "sha256": digest.hexdigest()}))
+    assert value(kept, 1) == 1
+    path.write_bytes(path.read_bytes().replace(digest.hexdigest().encode(), b"0" * 64))
+    with pytest.raises(UsageError, match="is damaged"):
+        kept.read(1, LIKE)
 
 
 def test_a_state_of_other_shapes_is_refused(kept):

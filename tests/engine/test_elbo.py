@@ -1,7 +1,6 @@
 """The bound on log p(D) that a run ends with: below the truth, the sum of its parts, however it is computed."""
 
 import dataclasses
-import re
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from priory.engine.cohort import Participation
 from priory.evaluate import current_client
 from priory.models.model import Params
 from tests.methods.problems import Location
+from tests.older import edit_manifest
 
 STATELESS = priory.FedHBNIW(epsilon=0.05)
 STATEFUL = priory.FedHBNIW(epsilon=0.05, stateful=True)
@@ -143,7 +143,7 @@ def test_a_loaded_run_has_the_bound_of_the_run_in_memory(runs, method, held_out,
 def test_clients_in_the_store_have_the_bound_of_resident_ones(runs, held_out, tmp_path):
     runs[STATEFUL].save(tmp_path / "run")
     manifest = tmp_path / "run" / "manifest.toml"
-    manifest.write_text(re.sub(r"resident_bytes = \d+", "resident_bytes = 0", manifest.read_text()))
+    edit_manifest(manifest, f"resident_bytes = {runs[STATEFUL].settings.resident_bytes}", "resident_bytes = 0")
     stored = priory.load(tmp_path / "run", federation=held_out)
     assert isinstance(stored.session.home, Stored)
     assert isinstance(runs[STATEFUL].session.home, Resident)

@@ -22,6 +22,7 @@ from priory.methods import REGISTRY
 from priory.models.likelihood import Categorical
 from priory.models.model import Head, parse
 from tests.methods.problems import COUNTS, aligned_task, tiny_shards
+from tests.older import edit_json
 
 TEXT = "mlp:4"
 MODEL = parse(TEXT, input_shape=(5,), num_outputs=3)
@@ -108,8 +109,7 @@ def test_a_network_and_a_method_that_only_python_knows_are_given_again(tmp_path)
 def test_a_description_of_another_posterior_is_refused(tmp_path):
     path = priory.save_model(a_model(priory.FedAvg()), tmp_path / "m")
     table = json.loads((path / "model.json").read_text())
-    table["task"]["model"] = "mlp:5"
-    (path / "model.json").write_text(json.dumps(table))
+    edit_json(path / "model.json", task=table["task"] | {"model": "mlp:5"})
     with pytest.raises(priory.UsageError, match=r"do not fit the posterior that .* describes"):
         priory.load_model(path)
 

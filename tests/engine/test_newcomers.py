@@ -13,6 +13,7 @@ from priory.core.struct import replace, struct
 from priory.engine.prepared import Prepared
 from priory.evaluate import inputs_of
 from priory.fed.method import Unlabelled
+from tests.older import without_checksums
 
 PARTS = ("newcomers", "newcomers_unlabelled", "newcomers_global")
 
@@ -172,6 +173,7 @@ def test_every_part_comes_back_from_disk(run, held_out, tmp_path):
 
 def test_a_directory_from_before_there_were_three_ways_can_be_loaded(run, held_out, tmp_path):
     run.save(tmp_path / "run")
+    without_checksums(tmp_path / "run")
     for name in ("summary.json", "clients.json"):
         path = tmp_path / "run" / name
         path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k not in PARTS[1:]}))

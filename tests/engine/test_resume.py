@@ -21,6 +21,7 @@ from priory import store
 from priory.engine import session
 from priory.fed.channel import TopK
 from priory.store import RunDirectory
+from tests.older import edit_manifest
 
 METHOD = priory.Ditto(lam=0.5)
 CHANNEL = TopK(fraction=0.5)
@@ -237,8 +238,7 @@ def test_loading_a_run_that_is_under_way_changes_nothing_on_disk(
 
 def test_a_resumed_run_on_other_devices_says_that_bits_will_differ(start, federation, tmp_path):
     start(tmp_path / "run", "resident", rounds=0)
-    path = tmp_path / "run" / "manifest.toml"
-    path.write_text(path.read_text().replace("devices = 2", "devices = 3"))
+    edit_manifest(tmp_path / "run" / "manifest.toml", "devices = 2", "devices = 3")
     with pytest.warns(UserWarning, match="made on 3 devices and goes on with 2"):
         priory.load(tmp_path / "run", federation=federation, channel=CHANNEL)
 
@@ -255,8 +255,7 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(unbroken, start):
 
 def test_a_checkpoint_of_another_model_is_refused(start, federation, tmp_path):
     start(tmp_path / "run", "resident", rounds=0)
-    path = tmp_path / "run" / "manifest.toml"
-    path.write_text(path.read_text().replace('model = "linear"', 'model = "mlp:4"'))
+    edit_manifest(tmp_path / "run" / "manifest.toml", 'model = "linear"', 'model = "mlp:4"')
     with pytest.raises(priory.UsageError, match=r"belongs to another run|holds another method"):
         priory.resume(tmp_path / "run", federation=federation, channel=CHANNEL)
 

@@ -18,6 +18,7 @@ from priory.engine.cohort import Participation
 from priory.engine.rounds import run_block
 from priory.fed.channel import TopK
 from priory.fed.method import Message, point
+from tests.older import edit_json
 
 
 @struct
@@ -162,7 +163,7 @@ def test_reasons_are_kept_over_a_stop_and_by_whoever_had_none(simulate, sizes, t
         assert table["extra"]["reasons"] == {"not finite": 1}
         if not kept:  # as an older version wrote it
             del table["extra"]["reasons"]
-            commit.write_text(json.dumps(table))
+            edit_json(commit, extra=table["extra"])
         run = priory.resume(out, federation=federation, method=method)
         assert run.extra["reasons"] == {"not finite": expected}
         assert sum(run.extra["rejected"].values()) == 4

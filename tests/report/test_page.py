@@ -15,6 +15,7 @@ from priory.core.errors import UsageError
 from priory.report import clients, figures, markup, measure, numbers, page, records
 from priory.report.numbers import Estimate
 from priory.store import RunDirectory
+from tests.older import edit_manifest
 
 HOSTILE = '"><script>alert(1)</script><!--'
 
@@ -123,8 +124,7 @@ def test_what_the_method_and_the_run_tell_is_there(written):
 
 def test_runs_on_different_data_are_said_not_to_compare(written):
     path = written("b", method="ditto")
-    manifest = path / "manifest.toml"
-    manifest.write_text(manifest.read_text().replace("0" * 12, "1" * 12))
+    edit_manifest(path / "manifest.toml", "0" * 12, "1" * 12)
     assert "do not compare" in read(written("a"), path).text
     assert "do not compare" not in read(written("c"), written("d", method="ditto")).text
 

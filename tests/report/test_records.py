@@ -5,8 +5,11 @@ import json
 import pytest
 
 from priory.core.errors import UsageError
+from priory.core.sealed import sealed
 from priory.report import records
 from priory.report.measure import measured
+from priory.store import RunDirectory
+from tests.older import without_checksums
 
 
 def test_the_runs_of_a_comparison_come_in_its_order_and_unfinished_ones_are_told(written, tmp_path):
@@ -17,6 +20,13 @@ def test_the_runs_of_a_comparison_come_in_its_order_and_unfinished_ones_are_told
     runs = [{"runs": [{"path": name} for name in ("fedavg-s2", "fedavg-s10", "ditto-s0")]}]
     (tmp_path / "comparison.json").write_text(json.dumps({"methods": runs}))
     assert records.find([tmp_path])[0] == [*paths, ditto]
+
+
+def test_a_damaged_comparison_is_refused(written, tmp_path):
+    written("fedavg-s0")
+    (tmp_path / "comparison.json").write_text(sealed({"methods": []}).replace("methods", "metiods"))
+    with pytest.raises(UsageError, match=r"comparison\.json is damaged; delete it"):
+        records.find([tmp_path])
 
 
 def test_a_run_that_is_named_twice_is_found_once(written, tmp_path):
@@ -70,7 +80,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("what", DAMAGE)
 def test_damage_is_told_in_a_sentence_that_names_the_file(written, what):
-    path = written("run")
+    path = without_checksums(written("run"))
     name, damage, sentence = DAMAGE[what]
     damage(path / name)
     with pytest.raises(UsageError, match=sentence) as raised:
@@ -98,7 +108,7 @@ def test_a_line_that_a_crash_cut_short_is_left_out(written):
 @pytest.mark.xdist_group("command line")
 def test_uncertainty_of_an_earlier_round_or_another_version_is_not_taken(comparison, written):
     measured(records.read(comparison / "FedAvg-s0"))
-    table = json.loads((comparison / "FedAvg-s0" / "uncertainty.json").read_text())
+    table = RunDirectory(comparison / "FedAvg-s0").uncertainty()
     path = written("run")
     for found, is_taken in (({**table, "rounds": 2}, True), (table, False), ({"kind": "other"}, False)):
         (path / "uncertainty.json").write_text(json.dumps(found))

@@ -1,0 +1,267 @@
+"""Records of one size in a sparse file, two generations of each.
+
+A record (a client's state, or the server's) has two slots. A round writes the slot that does not hold the newest
+*committed* generation, so whatever is torn when the process dies is never what a resumed run reads.
+
+    records.bin   each slot: CRC-32 of client, generation and body; generation; body
+    index.bin     each slot: generation, CRC-32 of slot and generation; zeros where nothing was written
+
+Writing costs O(cohort), and nothing is read or kept in memory of clients that nobody asks for. A record or an entry
+that does not match its checksum is refused, and so is one that belongs to another client or round.
+"""
+
+import fcntl
+import hashlib
+import os
+import struct
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from priory.core.codec import Codec, checksum
+from priory.core.errors import UsageError
+
+PyTree = Any
+RECORDS, INDEX, OLD_INDEX = "records.bin", "index.bin", "generations.bin"
+NEVER = 0  # the generation of a slot that was never written; round t writes generation t + 1
+UNKNOWN = -1
+ENTRY = 8  # bytes in the index
+SCANNED = 1 << 20  # bytes of the index that are read at once
+
+
+class Format2:
+    """The files as they are described above."""
+
+    index, head = INDEX, 8
+
+    @staticmethod
+    def entry(slot: int, generation: int) -> bytes:
+        """Return what the index says of a slot."""
+        return bytes(ENTRY) if generation == NEVER else struct.pack("<II", generation, checksum(b"", slot, generation))
+
+    @staticmethod
+    def generation(slot: int, entry: bytes) -> int | None:
+        """Return the generation in an entry of the index; None if it does not match its checksum."""
+        generation, claimed = struct.unpack("<II", entry)
+        whole = generation != NEVER and claimed == checksum(b"", slot, generation)
+        return generation if whole or entry == bytes(ENTRY) else None
+
+    @staticmethod
+    def record(client: int, generation: int, body: bytes) -> bytes:
+        """Return what is stored."""
+        return struct.pack("<II", checksum(body, client, generation), generation) + body
+
+    @staticmethod
+    def generation_of(client: int, record: bytes) -> int | None:
+        """Return the generation of a stored record; None if it does not match its checksum."""
+        claimed, generation = struct.unpack("<II", record[:8])
+        return generation if claimed == checksum(record[8:], client, generation) else None
+
+
+class Format1:
+    """The files of older versions, which go on as they are: the index is not protected, and bodies alone are."""
+
+    index, head = OLD_INDEX, 4
+
+    @staticmethod
+    def entry(slot: int, generation: int) -> bytes:
+        """Return what the index says of a slot."""
+        del slot
+        return struct.pack("<q", generation)
+
+    @staticmethod
+    def generation(slot: int, entry: bytes) -> int | None:
+        """Return the generation in an entry of the index."""
+        del slot
+        return int.from_bytes(entry, "little", signed=True)
+
+    @staticmethod
+    def record(client: int, generation: int, body: bytes) -> bytes:
+        """Return what is stored."""
+        del client, generation
+        return struct.pack("<I", checksum(body)) + body
+
+    @staticmethod
+    def generation_of(client: int, record: bytes) -> int | None:
+        """Return `UNKNOWN`, since a record does not say its generation; None if it does not match its checksum."""
+        del client
+        return UNKNOWN if int.from_bytes(record[:4], "little") == checksum(record[4:]) else None
+
+
+class RecordStore:
+    """`num` records of one structure; generation g is the state after g rounds."""
+
+    def __init__(self, directory: Path, like: PyTree, num: int, is_new: bool = True) -> None:
+        self._codec, self._num = Codec(like), num
+        self._format = Format1 if (directory / OLD_INDEX).exists() else Format2
+        self._bytes = self._format.head + self._codec.size
+        self.schema = hashlib.sha256(repr((num, *self._codec.structure)).encode()).hexdigest()[:16]
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / RECORDS
+        self._data = _open_sized(directory / RECORDS, 2 * num * self._bytes, is_new)
+        self._index = _open_sized(directory / self._format.index, 2 * num * ENTRY, is_new)
+        sync_directory(directory)
+        self._closing = weakref.finalize(self, _close_all, self._data, self._index)
+
+    def read(self, ids: np.ndarray, at: int) -> tuple[PyTree, np.ndarray]:
+        """The newest records not younger than `at`, stacked, and which of them exist (the others are zeros)."""
+        rows, found = np.zeros((len(ids), self._codec.size), np.uint8), np.zeros(len(ids), bool)
+        for row, client in enumerate(map(int, ids)):
+            generations = self._usable(client, at)
+            newest = max(generations)
+            if newest == NEVER:
+                continue
+            record = self._record(client, generations.index(newest))
+            if self._format.generation_of(client, record) not in (newest, UNKNOWN):
+                self._refuse(client)
+            rows[row], found[row] = np.frombuffer(record, np.uint8)[self._format.head :], True
+        return self._codec.unpack(rows), found
+
+    def write(self, ids: np.ndarray, records: PyTree, generation: int, committed: int) -> None:
+        """Put stacked records down as `generation`, sparing the newest one that is not younger than `committed`."""
+        for client, row in zip(map(int, ids), self._codec.pack(records, len(ids)), strict=True):
+            generations = self._usable(client, committed)
+            slot = 0 if max(generations) == NEVER else 1 - generations.index(max(generations))
+            record = self._format.record(client, generation, row.tobytes())
+            write_all(self._data, record, (2 * client + slot) * self._bytes)
+            self._mark(client, slot, generation)
+
+    def discard_after(self, generation: int) -> None:
+        """Forget what a run that died had written after its last commit.
+
+        On disk too: a later commit would otherwise bring back a record that the resumed run never wrote.
+        """
+        for client in self._written():
+            usable = self._usable(client, generation)
+            if NEVER in usable:
+                for slot, (entry, wanted) in enumerate(zip(self._entries(client), usable, strict=True)):
+                    if wanted == NEVER != entry:
+                        self._mark(client, slot, NEVER)
+
+    def lock(self) -> None:
+        """Keep other processes away, or raise `BlockingIOError` if one of them has done so."""
+        fcntl.flock(self._data, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def unlock(self) -> None:
+        """Let other processes write again."""
+        fcntl.flock(self._data, fcntl.LOCK_UN)
+
+    def check_in_place(self) -> None:
+        """Raise if somebody deleted or replaced a file since it was opened: what is written to it would be lost."""
+        for path, handle in ((self._path, self._data), (self._path.with_name(self._format.index), self._index)):
+            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(handle)):
+                raise gone(path)
+
+    def sync(self) -> None:
+        """Return when everything is on the disk."""
+        os.fsync(self._data)
+        os.fsync(self._index)
+
+    def close(self) -> None:
+        """Give the files back; a store that nobody holds any more does so by itself."""
+        self._closing()
+
+    def _usable(self, client: int, at: int) -> list[int]:
+        """The generations in the two slots, `NEVER` in place of one after `at`; raises if the index is damaged.
+
+        A process that dies may leave a torn entry, but only of a record that it wrote whole before and that is not
+        wanted: it is younger than every commit, or as old as the one in the other slot. Any other entry that does not
+        match its checksum was damaged.
+        """
+        entries = self._entries(client)
+        usable = [NEVER if entry is None or entry > at else entry for entry in entries]
+        for slot, entry in enumerate(entries):
+            if entry is None:
+                held = self._format.generation_of(client, self._record(client, slot))
+                if held is None or max(usable) < held <= at:
+                    self._refuse(client)
+        return usable
+
+    def _entries(self, client: int) -> list[int | None]:
+        """What the index says of the two slots, None where it does not match its checksum."""
+        raw, first = _read_all(self._index, 2 * ENTRY, 2 * client * ENTRY), 2 * client
+        return [self._format.generation(first, raw[:ENTRY]), self._format.generation(first + 1, raw[ENTRY:])]
+
+    def _written(self) -> Iterator[int]:
+        """The clients with anything in the index, in order."""
+        for start in range(0, 2 * self._num * ENTRY, SCANNED):
+            raw = _read_all(self._index, min(SCANNED, 2 * self._num * ENTRY - start), start)
+            slots = np.flatnonzero(np.frombuffer(raw, "<u8")) + start // ENTRY
+            yield from np.unique(slots // 2).tolist()
+
+    def _mark(self, client: int, slot: int, generation: int) -> None:
+        place = 2 * client + slot
+        write_all(self._index, self._format.entry(place, generation), place * ENTRY)
+
+    def _record(self, client: int, slot: int) -> bytes:
+        return _read_all(self._data, self._bytes, (2 * client + slot) * self._bytes)
+
+    def _refuse(self, client: int) -> NoReturn:
+        raise UsageError(
+            f"Record {client} of {self._path} does not match its checksum, so the file or its index was damaged; "
+            "start the run again in another directory."
+        )
+
+
+def missing_file(directory: Path) -> str | None:
+    """Return the name of a file that a store in a directory lacks; None if it has all of them."""
+    if not (directory / RECORDS).exists():
+        return RECORDS
+    return None if any((directory / name).exists() for name in (INDEX, OLD_INDEX)) else INDEX
+
+
+def gone(path: Path) -> UsageError:
+    """The error for a file that somebody deleted while a run was writing it."""
+    return UsageError(
+        f"{path} was deleted, cut or replaced while the run was writing it, so it cannot be kept; start it again in "
+        "another directory."
+    )
+
+
+def sync_directory(path: Path) -> None:
+    """Return when the names in a directory are on the disk; a renamed file may else come back under its old name."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_all(handle: int, raw: bytes, offset: int) -> None:
+    """Write all of the bytes at an offset of an open file."""
+    while raw:
+        written = os.pwrite(handle, raw, offset)
+        raw, offset = raw[written:], offset + written
+
+
+def _open_sized(path: Path, size: int, is_new: bool) -> int:
+    """The open file; one that is new gets its size, and any other must have it."""
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    except OSError:  # a run that may only be read can still be loaded
+        handle = os.open(path, os.O_RDONLY)
+    present = os.fstat(handle).st_size
+    if present == 0 and is_new:
+        os.ftruncate(handle, size)  # sparse: no block is taken before it is written
+    elif present != size:
+        os.close(handle)
+        raise UsageError(
+            f"{path} has {present} bytes where this run needs {size}, so it was cut or belongs to another run; "
+            "start the run again in another directory."
+        )
+    return handle
+
+
+def _close_all(*handles: int) -> None:
+    for handle in handles:
+        os.close(handle)
+
+
+def _read_all(handle: int, size: int, offset: int) -> bytes:
+    raw = os.pread(handle, size, offset)
+    if len(raw) < size:
+        raise UsageError("The checkpoint was cut while it was open; start the run again in another directory.")
+    return raw
