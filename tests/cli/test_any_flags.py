@@ -1,7 +1,7 @@
 """Any flags with any values: every command ends soon, with a documented exit code, and without a traceback.
 
-The fast test stops each command before it trains, since whatever a run can be refused for is raised before that; what
-compiles is tested by few examples. The slow test starts processes of their own, with limits on time and memory.
+Commands are stopped before they train, since whatever a run can be refused for is raised before that; only those in
+processes of their own train, with limits on time and memory. `PRIORY_TEST_EXAMPLES` sets how many lines are tried.
 """
 
 import io
@@ -9,15 +9,18 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
+import priory
+from priory import methods
 from priory import tune as tuner
 from priory.calibration import trial
 from priory.cli import app, main
@@ -69,8 +72,8 @@ COMMANDS = {
     "flower budget": ["state", "--client", "0"],
     "flower forget": ["state", "--client", "0", "--yes"],
 }
-# Commands whose exit code 1 is a verdict: a claim refuted, a certificate that expires, a server that failed.
-VERDICTS = ("check", "audit", "reproduce", "flower keys list", "flower keys renew", "flower status")
+# Commands whose exit code 1 is documented: a claim refuted, a certificate that expires, a federation that failed.
+VERDICTS = ("check", "audit", "reproduce", "flower keys list", "flower status", "flower up")
 MOST_SECONDS = 60
 MOST_BYTES = 12 << 30  # of address space, of which JAX takes several gigabytes for nothing
 EXAMPLES = int(os.environ.get("PRIORY_TEST_EXAMPLES", "12"))  # of each command
@@ -148,6 +151,62 @@ def test_any_flags_end_in_a_documented_way(name, files, monkeypatch):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     each()
+
+
+@pytest.mark.slow  # every method is traced with several settings
+@pytest.mark.parametrize("command", ["run", "tune", "check"])
+@pytest.mark.parametrize("method", methods.REGISTRY)
+def test_any_flags_of_any_method_end_in_a_documented_way(method, command, monkeypatch):
+    base = {"run": TINY, "tune": COMMANDS["tune fedavg"], "check": []}[command]
+    stop_before_training(monkeypatch)
+
+    @fuzzed(EXAMPLES)
+    @given(any_flags.random_flags(any_flags.declared([command, method])))
+    def each(flags: list[str]) -> None:
+        argv = [command, method, *base, *flags]
+        with within(MOST_SECONDS), no_more_memory_than(MOST_BYTES):
+            check_end(argv, *ended(argv))
+
+    each()
+
+
+@pytest.mark.slow  # processes of their own, which train
+@pytest.mark.parametrize("name", ["run fedavg", "compare", "tune fedavg", "check pfedbayes", "audit", "export"])
+def test_a_process_ends_within_its_time_and_memory(name, files):
+    files(COMMANDS[name])
+
+    @fuzzed(4)
+    @given(any_flags.random_flags(any_flags.declared(name.split())))
+    def each(flags: list[str]) -> None:
+        # So much work can be done, and a round of it cannot be interrupted. No argument of a process has a null byte.
+        assume(not any("2147483647" in word or "\0" in word for word in flags))
+        argv = [*name.split(), *COMMANDS[name], *flags]
+        check_end(argv, *ended_process(argv))
+
+    each()
+
+
+def ended_process(argv: list[str]) -> tuple[int, str, str]:
+    """Return how a process ended: by itself, or after it was interrupted when most of its time was over."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "priory", *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=os.environ | {"PYTHONPATH": str(Path(priory.__file__).parents[1]), "PYTHONUTF8": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES)),
+    )
+    with process:
+        try:
+            out, errors = process.communicate(timeout=MOST_SECONDS * 2 / 3)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            try:
+                out, errors = process.communicate(timeout=MOST_SECONDS / 3)
+            finally:
+                process.kill()
+        return process.returncode, out, errors
 
 
 def check_end(argv: list[str], code: int, out: str, errors: str) -> None:
