@@ -24,6 +24,7 @@ from priory.core.struct import struct
 from priory.data import Federation
 from priory.data.form import Form
 from priory.evaluate import Place, Standing, batch_size, evaluated_posterior, for_each
+from priory.fed.checks import countable
 from priory.fed.method import Certifies, Task, Uncertified
 from priory.fed.shard import Shard
 from priory.models.likelihood import Categorical
@@ -183,6 +184,7 @@ def check_numbers(delta: float, draws: int) -> None:
         raise UsageError(f"delta={delta:g} is no chance of failing; choose a number between 0 and 1, such as 0.05.")
     if draws < LEAST_DRAWS:
         raise UsageError(f"draws={draws} says little about the model; choose {LEAST_DRAWS} or more.")
+    countable("draws", draws)
 
 
 def check_newcomers(federation: Federation) -> np.ndarray:

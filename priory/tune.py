@@ -30,7 +30,7 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.core.struct import replace
 from priory.data import Federation, Split
-from priory.engine import Settings, devices, simulate
+from priory.engine import Settings, demand, devices, simulate
 from priory.engine import check as check_run
 from priory.engine.prepared import Prepared, prepare
 from priory.engine.rounds import AXIS, SCHEDULING, Plan, run_block
@@ -376,7 +376,7 @@ def _missing_parts(
             )
         size = _size_of_parts(ready, len(trials))
         own = [Part(f"{number}-{i}", trials[i : i + size], size) for i in range(0, len(trials), size)]
-        with _keys_unchecked():
+        with _keys_unchecked(), demand.counting(ready.method):
             _rehearse(ready, own[0].cells)
         parts += [part for part in own if not all(trial.name in scores for trial in part.trials)]
     return parts

@@ -228,7 +228,7 @@ TOML: dict[str, tuple[str | bytes, str]] = {
     "a quoted key of 100,000 parts": (".".join(['"a.b"'] * 100_000) + " = 1", "a key has more than 200 parts"),
     "a table of 100,000 parts": (f"[{'.'.join('a' * 100_000)}]", "a key has more than 200 parts"),
     "an integer of 10,000 digits": ("a = " + "9" * 10_000, "is not valid TOML"),
-    "17 MB": ("# " + "x" * 17_000_000, "more than 16.8 MB"),
+    "17 MB": ("# " + "x" * 17_000_000, "more than 16 MiB"),
     "a table twice": (MANIFEST + "[run]\n", "is not valid TOML"),
     "a word for a table": ('method = "fedavg"\nrun = 1\ndata = 2\n', "has no [method] table"),
     "an unknown method": (MANIFEST.replace("fedavg", "fedavgg"), "did you mean fedavg?"),

@@ -19,18 +19,21 @@ from priory import methods
 from priory.calibration import problem as problems
 from priory.calibration.problem import Problem
 from priory.calibration.ranks import Verdict, judge
-from priory.core import rng
+from priory.core import memory, rng
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.core.struct import replace
-from priory.engine import devices, simulate
+from priory.engine import demand, devices, simulate
+from priory.engine.settings import Settings
 from priory.evaluate import personal_posterior
+from priory.fed.checks import countable
 from priory.fed.local import Optimiser, Work
 from priory.fed.method import Calibrates, Draws, Knows, Task
 from priory.fed.shard import Shards
 from priory.models.model import Params
 
 DRAWS = 99
+CLIENT_BYTES = 8 * (3 * problems.EXAMPLES + DRAWS)  # columns of its examples, and draws of one weight
 FEW = 10  # draws that tell which weights are random
 # What a client that keeps its posterior does in a visit, of which there are many, and one that begins anew does in all.
 KEEPS, BEGINS = (Work(epochs=epochs, batch_size=problems.EXAMPLES) for epochs in (10, 100))
@@ -71,6 +74,11 @@ class Options:
         for name, least in (("clients", 100), ("visits", 1), ("rounds", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name}={getattr(self, name)} is too small; choose {least} or more.")
+        for name in ("visits", "rounds"):
+            countable(name, getattr(self, name))
+        if self.seed >= 1 << 32:
+            raise UsageError(f"seed={self.seed} is out of range; choose a whole number from 0 to 2^32 - 1.")
+        memory.check(f"clients={self.clients}", self.clients * CLIENT_BYTES, "choose fewer clients")
 
 
 @dataclass(frozen=True)
@@ -130,9 +138,11 @@ def check(method: Any, options: Options) -> Checked:
     options.check()
     name = methods.name_of(method)
     method.check()
+    demand.check_numbers(method, Settings())
     if not isinstance(method, Draws):
         raise UsageError(f"{name} claims no posterior over weights, so there is nothing to check; {_those_that_do()}.")
-    problem = problem_for(method, options)
+    with demand.counting(method):
+        problem = problem_for(method, options)
     fitted = with_work(method, problem.task)
     true = None
     if isinstance(method, Knows) and all(problem.random):

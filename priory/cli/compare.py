@@ -12,7 +12,17 @@ from priory.cli import federation, flags, progress, start
 from priory.cli.app import DIVERGED, INTERRUPTED
 from priory.cli.failures import Failures, named
 from priory.cli.flags import Flag
-from priory.cli.run import DATA_GROUP, RUN_GROUP, Tool, free_path, run_flags, settings_from, settled, write_report
+from priory.cli.run import (
+    DATA_GROUP,
+    RUN_GROUP,
+    Tool,
+    check_seeds,
+    free_path,
+    run_flags,
+    settings_from,
+    settled,
+    write_report,
+)
 from priory.core.errors import UsageError
 from priory.core.reading import read_bytes
 from priory.core.sealed import sealed, unsealed
@@ -107,8 +117,7 @@ def compare(argv: Sequence[str]) -> int:
     track.check(output.track)
     shared = {name: value for name, value in values["local"].items() if value is not None}
     named = methods_from(values["compared"]["method"], shared)
-    if output.seeds < 1:
-        raise UsageError(f"seeds={output.seeds} is too small; choose 1 or more.")
+    check_seeds(output.seeds, values["run"]["seed"], len(named))
     if output.report:  # before anything is computed
         report.check_drawing()
     start.import_typed(values["run"])
@@ -186,7 +195,7 @@ def _check(cells: list[Cell], data: Federation, directory: Path) -> None:
     missing = [cell for cell in cells if not _is_finished(cell, data)]
     if missing:
         check_writable(directory)
-    for cell in missing:
+    for cell in {cell.label: cell for cell in missing}.values():  # its seeds differ in nothing that is checked
         try:
             tuner.check(cell.method, data, **dataclasses.asdict(cell.settings))
         except UsageError as error:

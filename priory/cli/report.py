@@ -8,6 +8,7 @@ from priory import report
 from priory.cli import flags, start
 from priory.cli.flags import Flag
 from priory.cli.run import TRUST, Elsewhere, recorded_devices, write_report
+from priory.core.errors import UsageError
 from priory.report.records import find
 from priory.store import RunDirectory
 
@@ -50,6 +51,8 @@ def report_command(argv: Sequence[str]) -> int:
     }
     values = flags.parse(groups, argv, prog="priory report", text=TEXT)
     places, chosen = values["runs"]["directory"], Options(**values["report"])
+    if not places:
+        raise UsageError("There is no run to report on; name one or more run directories.")
     report.check_drawing()
     found, _ = find(places)
     trust = values["output"]["trust_code"]

@@ -14,6 +14,7 @@ from priory.cli import flags, progress, start
 from priory.cli.app import DIVERGED, INTERRUPTED
 from priory.cli.failures import Failures, named
 from priory.cli.flags import Flag
+from priory.cli.run import check_seeds
 from priory.core.errors import UsageError
 from priory.data import describe
 from priory.engine.divergence import is_diverged
@@ -103,8 +104,8 @@ def _definitions(named: Sequence[str], options: Options) -> list[Definition]:
     if "all" in found:
         raise UsageError("all stands for every table, and others are named beside it; give it alone.")
     every = [reproduce.read(name) for name in found]  # an unknown name is told before anything else
-    if options.seeds is not None and options.seeds < 1:
-        raise UsageError(f"seeds={options.seeds} is too small; choose 1 or more.")
+    if options.seeds is not None:
+        check_seeds(options.seeds, 0, sum(len(list(one.places())) for one in every))
     if list(named) == ["all"] and options.quick:
         found = [one.name for one in every if one.has_quick]
     return [reproduce.read(name, options.quick, options.seeds) for name in found]

@@ -37,6 +37,8 @@ TRUST = Flag(
 )
 METHOD_GROUP = "Hyper-parameters of the method, its optimiser and its local work."
 DATA_GROUP = "The federation."
+MOST_RUNS = 1_000_000  # of one command
+SEEDS = 1 << 32
 RUN_GROUP = "How the federation is run."
 Tool = Literal["tensorboard", "mlflow", "wandb"]
 
@@ -164,6 +166,23 @@ def settings_from(values: dict[str, Any], chosen: federation.DataFlags) -> Setti
     """The parsed flags of a run."""
     scale = chosen.noise()
     return Settings(**{**values, "schedule": flags.flatten(values["schedule"]), "scale": scale})
+
+
+def check_seeds(seeds: int, first: int, settings: int) -> None:
+    """Raise on a number of seeds that gives no run, a seed that none can have, or more runs than anybody can wait for.
+
+    Args:
+        first: The first seed.
+        settings: How many settings are run with each seed.
+    """
+    if seeds < 1:
+        raise UsageError(f"seeds={seeds} is too small; choose 1 or more.")
+    if seeds * settings > MOST_RUNS:
+        raise UsageError(
+            f"seeds={seeds} of {settings} settings are {seeds * settings} runs; choose at most {MOST_RUNS} in all."
+        )
+    if 0 <= first < SEEDS < first + seeds:
+        raise UsageError(f"seeds={seeds} from seed={first} on end above 2^32 - 1; choose fewer, or a smaller seed.")
 
 
 def recorded_devices(table: dict[str, Any]) -> int | None:

@@ -11,11 +11,15 @@ from priory.core.errors import UsageError
 from priory.engine.compilation import keep_compiled
 from priory.models.model import imports, several
 
+MOST_DEVICES = 4096
+
 
 def start_jax(devices: int | None, recorded: int | None = None) -> None:
     """Give JAX one host device a core (or as many as asked for, or as a manifest records) and a cache on disk."""
     if devices is not None and devices < 1:
         raise UsageError(f"devices={devices} is too small; choose 1 or more.")
+    if devices is not None and devices > MOST_DEVICES:
+        raise UsageError(f"devices={devices} is too large, since each is a thread; choose at most {MOST_DEVICES}.")
     wanted = devices or recorded or _num_cores()
     keep_compiled()
     try:

@@ -16,7 +16,16 @@ from priory.cli.app import DIVERGED, INTERRUPTED
 from priory.cli.failures import Failures
 from priory.cli.federation import DataFlags
 from priory.cli.flags import Flag
-from priory.cli.run import DATA_GROUP, METHOD_GROUP, RUN_GROUP, numbered, run_flags, settings_from, trusting
+from priory.cli.run import (
+    DATA_GROUP,
+    METHOD_GROUP,
+    RUN_GROUP,
+    check_seeds,
+    numbered,
+    run_flags,
+    settings_from,
+    trusting,
+)
 from priory.core.errors import UsageError
 from priory.core.sealed import sealed, sealed_lines
 from priory.data import Federation
@@ -34,6 +43,7 @@ OVER = Flag(
     (),
     "What is tried: zeta=1,3,10 or step-size=log:1e-3..1e-1:5 or mu=linear:0..1:5; repeat it for a grid.",
 )
+MOST_VALUES = 100_000  # of an axis
 SHOWN = 10  # settings in the table
 
 
@@ -86,8 +96,7 @@ def tune(argv: Sequence[str]) -> int:
     output = Output(**tuning)
     method = flags.build(method, values["method"])
     axes = axes_from(method, over)
-    if output.seeds < 1:
-        raise UsageError(f"seeds={output.seeds} is too small; choose 1 or more.")
+    check_seeds(output.seeds, values["run"]["seed"], math.prod(len(axis.values) for axis in axes))
     share = values["run"]["exclude_uncertain"]
     if share:
         raise UsageError(
@@ -112,7 +121,8 @@ def axes_from(method: Any, over: Sequence[str]) -> list[Axis]:
         flag = flags.find(method, typed.strip(), name)
         if flag.typed in (axis.name for axis in axes):
             raise UsageError(f"{flag.typed} is given twice; name all its values behind one --over.")
-        values = tuple(dict.fromkeys(flags.read_value(flag, one) for one in _listed(text, described)))
+        texts = dict.fromkeys(_listed(text, described))
+        values = tuple(dict.fromkeys(flags.read_value(flag, one) for one in texts))
         axes.append(Axis(flag.typed, flag.path, values, flag.is_static))
     return axes
 
@@ -126,10 +136,17 @@ def _listed(text: str, described: str) -> list[str]:
         ends, number = rest.rsplit(":", 1)
         low, high = (float(end) for end in ends.split(".."))
         num = int(number)
-        if kind not in ("log", "linear") or num < 2 or (kind == "log" and min(low, high) <= 0):
+        if (
+            kind not in ("log", "linear")
+            or not math.isfinite(low + high)
+            or num < 2
+            or (kind == "log" and min(low, high) <= 0)
+        ):
             raise ValueError
     except ValueError:
         raise UsageError(f"over={text!r} is not understood; {SYNTAX}, such as step-size=log:1e-3..1e-1:5.") from None
+    if num > MOST_VALUES:
+        raise UsageError(f"over={text!r} spaces {num} values; choose at most {MOST_VALUES}.")
     shares = [i / (num - 1) for i in range(num)]
     if kind == "linear":
         points = [low + share * (high - low) for share in shares]

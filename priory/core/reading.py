@@ -7,12 +7,12 @@ import errno
 import json
 import os
 import re
-import resource
 import stat
 import tomllib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from priory.core import memory
 
 __all__ = ["check_memory", "check_regular", "parse_json", "parse_toml", "read_bytes", "read_text"]
 
@@ -35,9 +35,9 @@ def check_regular(path: Path) -> int:
 
 def check_memory(size: int, what: str) -> None:
     """Raise where so many bytes are more than half of the memory that is free; readers convert what they read."""
-    free = _free_memory()
+    free = memory.free()
     if size > free // 2:
-        raise ValueError(f"{what} {_words(size)}, and {_words(free)} of memory are free")
+        raise ValueError(f"{what} {memory.shown(size)}, and {memory.shown(free)} of memory are free")
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
@@ -45,7 +45,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     size = check_regular(path)
     try:
         if most is not None and size > most:
-            raise ValueError(f"it has {_words(size)}, more than {_words(most)}")
+            raise ValueError(f"it has {memory.shown(size)}, more than {memory.shown(most)}")
         check_memory(size, "it has")
     except ValueError as error:
         raise OSError(errno.EFBIG, str(error), str(path)) from None
@@ -68,30 +68,10 @@ def parse_json(text: str | bytes) -> Any:
 def parse_toml(text: str) -> dict[str, Any]:
     """Return a TOML table; raise `ValueError` where it is nested too deeply as well."""
     if len(text) > MOST_TOML:
-        raise ValueError(f"it has {_words(len(text))}, more than {_words(MOST_TOML)}")
+        raise ValueError(f"it has {memory.shown(len(text))}, more than {memory.shown(MOST_TOML)}")
     if any(piece.count(".") > MOST_DOTS for piece in NO_KEY.split(STRING.sub('""', text))):
         raise ValueError(f"a key has more than {MOST_DOTS} parts")
     try:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-
-
-def _free_memory() -> int:
-    """The bytes that this process may still take, as far as the system tells."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    with suppress(OSError, ValueError, IndexError):
-        limits.append(int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) << 10)
-    with suppress(OSError, ValueError):  # in a container
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()) - used)
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return min([*limits, limit] if limit != resource.RLIM_INFINITY else limits)
-
-
-def _words(size: int) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size} bytes"
-        size /= 1000  # type: ignore[assignment]
-    return f"{size:,.0f} TB"

@@ -102,14 +102,14 @@ def _natural(dataset: Dataset, wanted: Plan) -> Deal:
 
 def _dealt(dataset: Dataset, wanted: Plan) -> Deal:
     assert wanted.clients is not None
-    clients = tuple(map(str, range(wanted.clients)))
     label, num_classes = _dealt_by(dataset, wanted)
     official, rng = dataset.official_test, stream(wanted.seed, Purpose.DEAL)
     if wanted.per_class is not None:
+        _check_enough(dataset, wanted.clients, len(label), 1)
         owner, is_test = partition.deal_per_class(
             wanted.partition, label, wanted.clients, dataset.classes, wanted.per_class, rng
         )
-        return Deal(owner, np.where(is_test, TEST, TRAIN).astype(np.int8), None, clients, {})
+        return Deal(owner, np.where(is_test, TEST, TRAIN).astype(np.int8), None, _numbered(wanted.clients), {})
     if official is not None:
         _check_enough(dataset, wanted.clients, int((~official).sum()), wanted.min_examples)
         owner = np.empty(len(label), np.int32)
@@ -128,7 +128,12 @@ def _dealt(dataset: Dataset, wanted: Plan) -> Deal:
     else:
         _check_enough(dataset, wanted.clients, len(label), wanted.least_rows)
         owner = partition.deal(wanted.partition, label, wanted.clients, num_classes, wanted.least_rows, rng)
-    return Deal(owner, _test_part(dataset, owner, dataset.group, wanted), dataset.group, clients, {})
+    names = _numbered(wanted.clients)
+    return Deal(owner, _test_part(dataset, owner, dataset.group, wanted), dataset.group, names, {})
+
+
+def _numbered(num_clients: int) -> tuple[str, ...]:
+    return tuple(map(str, range(num_clients)))
 
 
 def _dealt_by(dataset: Dataset, wanted: Plan) -> tuple[np.ndarray, int]:

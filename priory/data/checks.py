@@ -1,8 +1,8 @@
 """What a user typed, checked: each function returns the value or raises one sentence with value, rule and remedy."""
 
 import difflib
-import math
 import operator
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -95,7 +95,7 @@ def number(text: str, kind: type, *, where: str, remedy: str) -> Any:
         result = kind(text)
     except ValueError:
         result = None
-    if result is None or not math.isfinite(result) or result <= 0:
+    if result is None or not 0 < result <= (sys.maxsize if kind is int else sys.float_info.max):
         what = "whole number" if kind is int else "number"
         raise UsageError(f"{text!r} in {where} is not a positive {what}; {remedy}.")
     return result

@@ -1,5 +1,6 @@
 """The options of a partition, checked and taken apart before any row is touched."""
 
+import bisect
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from priory.data.dataset import Dataset
 from priory.data.partition import Partition
 
 __all__ = ["Options", "Plan", "plan"]
+
+MOST_ROWS = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,11 @@ class Plan:
     @property
     def least_rows(self) -> int:
         """The fewest rows that leave a client `min_examples` training rows after its test split."""
-        rows = self.min_examples
-        while rows - min(int(np.floor(self.test * rows + 0.5)), rows - 1) < self.min_examples:
-            rows += 1
-        return rows
+
+        def left(rows: int) -> int:
+            return rows - min(int(np.floor(self.test * rows + 0.5)), rows - 1)
+
+        return bisect.bisect_left(range(MOST_ROWS), self.min_examples, lo=self.min_examples, key=left)
 
     def spec(self) -> dict[str, Any]:
         """The keyword arguments that give this plan, without those that were left out."""
@@ -115,9 +119,19 @@ def plan(dataset: Dataset, options: Options) -> Plan:
         per_class=per_class,
         sizes=() if options.sizes is None else parse_sizes(options.sizes),
         transforms=options.transforms,
-        min_examples=checks.whole("min_examples", options.min_examples, 1),
+        min_examples=_least(dataset, options.min_examples),
         align=None if options.align is None else alignment.parse(options.align),
     )
+
+
+def _least(dataset: Dataset, value: int) -> int:
+    """The training examples that every client must have, which cannot be more than there are."""
+    least = checks.whole("min_examples", value, 1)
+    if least > len(dataset.y):
+        raise UsageError(
+            f"min_examples={least} exceeds the {len(dataset.y)} examples of {dataset.name}; choose at most that."
+        )
+    return least
 
 
 def parse_per_class(value: tuple[int, int] | str) -> tuple[int, int]:

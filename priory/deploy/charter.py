@@ -35,7 +35,7 @@ from priory.data import form as forms
 from priory.data.form import Form
 from priory.data.schema import Schema
 from priory.deploy import noise
-from priory.engine import accounting, architectures, manifest, settings
+from priory.engine import accounting, architectures, demand, manifest, settings
 from priory.engine.accounting import Ledger
 from priory.engine.architectures import Tasks
 from priory.engine.cohort import Participation
@@ -185,6 +185,7 @@ class Charter:
             )
         chosen.check(self.question.num_clients)
         method.check()
+        demand.check_numbers(method, chosen)
         chosen.check_robust(method, self.name)
         chosen.schedules(method)
         self.participation.check()

@@ -93,15 +93,15 @@ def renew_server_certificate(directory: Path, days: int = DAYS, now: datetime.da
         raise UsageError(f"{directory / 'server.pem'} names no host; make a new set in another directory.")
     if key.public_key() != authority.public_key():
         raise UsageError(f"{directory / 'ca.key'} does not belong to ca.crt; take both from one authority.")
-    span, last = _span(now, days), authority.not_valid_after_utc
-    if span[1] > last:
+    last = authority.not_valid_after_utc
+    if days > (last - now + EARLY).days:  # and not by the date, which may lie beyond the calendar
         left = (last - now).days
         remedy = f"choose days={left} or less, or " if left > 0 else ""
         raise UsageError(
             f"{directory / 'ca.crt'} expires on {last:%Y-%m-%d}, before a server certificate of {days} days; "
             f"{remedy}{NEW_SET}."
         )
-    server, server_key = _server_certificate(hosts, authority.subject, key, span)
+    server, server_key = _server_certificate(hosts, authority.subject, key, _span(now, days))
     contents = {"server.key": _private_bytes(server_key, for_ssh=False), "server.pem": _public_bytes(server)}
     for name, content in contents.items():
         draft = directory / f".{name}.new"

@@ -67,6 +67,11 @@ def first_contact(method: Any, task: Task, shards: Shards) -> Contact:
     return jax.eval_shape(_contact, method, task, shards, jax.eval_shape(rng.root, 0))
 
 
+def traced_contact(method: Any, task: Task, shards: Shards) -> Any:
+    """Return the program of a first contact, traced; nothing is compiled."""
+    return _contact.trace(method, task, shards, jax.eval_shape(rng.root, 0))
+
+
 @jax.jit  # never run: a second run of the same method finds the shapes without tracing again
 def _contact(method: Any, task: Task, shards: Shards, key: Key) -> Contact:
     key_init, key_enrol, key_client = jax.random.split(key, 3)

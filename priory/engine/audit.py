@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from priory.core import rng
+from priory.core import memory, rng
 from priory.core.errors import UsageError
 from priory.core.rng import Stream
 from priory.core.sealed import sealed
@@ -39,6 +39,7 @@ from priory.fed.privacy import Canaries
 from priory.store import RunDirectory, write_atomically
 
 FEWEST, MOST = 100, 2000  # canaries
+CANARY_BYTES = 100  # of its name and its shards
 CONFIDENCE = 0.95
 ROUNDS = 16  # between two reports of progress
 
@@ -119,6 +120,7 @@ def audit(
     """
     if canaries is not None and canaries < FEWEST:
         raise UsageError(f"canaries={canaries} are too few to refute much; give {FEWEST} or more.")
+    memory.check(f"canaries={canaries}", (canaries or 0) * CANARY_BYTES, "choose fewer canaries")
     directory = RunDirectory(path)
     file, trusted = directory.path / "manifest.toml", trust_code or model is not None
     recipe = manifest.read(directory.manifest(), federation, method, file=file, trust_code=trusted)

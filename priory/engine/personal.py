@@ -11,6 +11,7 @@ from jax import Array
 
 from priory import certificate, metrics
 from priory.certificate import DELTA, DRAWS, Certificate
+from priory.core import memory, rng, trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.data.form import Form
@@ -19,6 +20,7 @@ from priory.engine import certified
 from priory.engine.certified import Basis
 from priory.engine.prediction import Prediction
 from priory.evaluate import doubts_of, tally
+from priory.fed.checks import countable
 from priory.fed.method import Draws, Effects, Predictive, Task
 from priory.fed.shard import Batch, Pool, Shard
 from priory.metrics import RegressionScores, Scores
@@ -169,6 +171,10 @@ def check_draws(model: PersonalModel, draws: int) -> None:
         )
     if draws < 1:
         raise UsageError(f"draws={draws} is below 1; give 1 or more, such as 500.")
+    if not isinstance(model.method, Effects):  # which has its own number of draws
+        countable("draws", draws)
+        network = jax.eval_shape(model.task.init, jax.eval_shape(rng.root, 0))
+        memory.check(f"draws={draws}", draws * trees.num_bytes(network.weights), "choose fewer draws")
 
 
 def shard_of(form: Form, x: Any, y: Any, scale: Any, encoded: bool) -> Shard:

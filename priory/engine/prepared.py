@@ -11,7 +11,7 @@ from priory import methods
 from priory.core import trees
 from priory.core.rng import Key
 from priory.data import Federation
-from priory.engine import accounting, architectures, devices
+from priory.engine import accounting, architectures, demand, devices
 from priory.engine.accounting import Ledger
 from priory.engine.architectures import Tasks
 from priory.engine.clients import Resident, Stored, home_for
@@ -79,6 +79,11 @@ class Prepared:
 
         Nothing is compiled, and a run that follows finds the traces.
         """
+        with demand.counting(self.method):
+            self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Trace rounds and evaluations."""
         server = jax.eval_shape(first_server, self.method, self.task, self.root)
         if self.last_round > 0:
             with self.clock.booking("train"):
@@ -105,7 +110,10 @@ class Prepared:
             state = architectures.client_shape(self.method, task) if len(self.tasks) > 1 else self.record.client
             places = devices.shapes_shared_out((np.int32(0), np.bool_(False), state), (rows,), self.plan.mesh)
             standing = Standing(self.method, settled, task, down, self.train, self.root, t)
-            tally_clients.trace(standing, self.test, *places, mesh=self.plan.mesh, batch=self.plan.chunk, **how)
+            traced = tally_clients.trace(
+                standing, self.test, *places, mesh=self.plan.mesh, batch=self.plan.chunk, **how
+            )
+            demand.check_program(traced, self.method, self.settings)
 
 
 def prepare(
@@ -123,6 +131,7 @@ def prepare(
     """
     chosen.check(federation.num_clients)
     method.check()
+    demand.check_numbers(method, chosen)
     chosen.check_exclusion(method, int(federation.validation.count[: federation.num_clients].sum()))
     tasks = tasks_of(federation, chosen, model)
     participation = chosen.drawn_from(federation.num_clients, len(tasks))
@@ -132,6 +141,9 @@ def prepare(
     name = methods.name_of(method)
     chosen.check_robust(method, name, given)
     architectures.check(method, name, tasks, train)
+    clock = Clock()
+    with clock.booking("train"), demand.counting(method):
+        demand.check_program(architectures.traced_contact(method, tasks[0], train), method, chosen)
     schedules = chosen.schedules(method)
     plan = Plan(
         participation=participation,
@@ -149,9 +161,11 @@ def prepare(
     asked = chosen if noise is None else dataclasses.replace(chosen, dp_noise=noise)
     ledger = accounting.open_ledger(asked, method, name, tasks[0], participation, given, train, root)
     uplink = chosen.channel_of(method, given) if ledger is None else ledger.channel()
-    clock = Clock()
     with clock.booking("train"):
         home, record = home_for(method, tasks, uplink, train, plan, chosen.resident_bytes)
+        server = jax.eval_shape(first_server, method, tasks[0], root)
+        num_records = plan.rows(federation.num_clients) if home is Resident else plan.places
+        demand.check_state(server, record, num_records, method, chosen)
     return Prepared(
         method, federation, chosen, model, given, tasks, uplink, plan, train, test,
         held if chosen.exclude_uncertain else None,  # a round without it has nothing to judge by

@@ -11,11 +11,12 @@ from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.data import Federation
+from priory.engine import demand
 from priory.engine.architectures import Tasks
 from priory.engine.settings import Settings
 from priory.fed.method import Task
 from priory.models.likelihood import Categorical, Gaussian, WithScale
-from priory.models.model import Head, Model, as_model, default, parse, several
+from priory.models.model import Head, Model, as_model, default, default_spec, parse, several
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,15 +67,19 @@ def tasks_for(asked: Question, chosen: Settings, model: Any = None) -> Tasks:
     shape, num = asked.input_shape, asked.num_clients
     public = None if asked.public is None else jnp.asarray(asked.public)
 
-    def task(network: Model) -> Task:
+    def task(network: Model, name: str) -> Task:
         network = with_likelihood(network, likelihood)
+        demand.check_model(network, shape, name)
         _check_outputs(network, shape, outputs + isinstance(network, WithScale))
         if chosen.head is not None:
             _check_head(network, shape, chosen.head)
         head = Head(chosen.head if chosen.head is not None else network.last_layer(shape))
         return Task(network, likelihood, shape, num, asked.num_examples, head, public)
 
-    return tuple(map(task, _networks(shape, outputs, chosen, model)))
+    networks = _networks(shape, outputs, chosen, model)
+    specs = several(chosen.models) if chosen.models else (chosen.model or default_spec(shape, outputs),)
+    names = specs if model is None else [type(one).__name__ for one in networks]
+    return tuple(map(task, networks, names))
 
 
 def with_likelihood(network: Model, likelihood: Categorical | Gaussian) -> Model:

@@ -5,25 +5,45 @@ import math
 import typing
 from typing import Any, Literal
 
+import numpy as np
+
 from priory.core.errors import UsageError
+
+LARGEST = float(np.finfo(np.float32).max)
+MOST = int(np.iinfo(np.int32).max)
 
 
 def at_least(name: str, value: float, least: float) -> None:
     """Raise unless value ≥ least and finite."""
-    if not (value >= least and math.isfinite(value)):
+    if not least <= value < math.inf:
         raise UsageError(f"{name}={value} is out of range; choose {least:g} or more.")
+    single(name, value)
 
 
 def positive(name: str, value: float) -> None:
     """Raise unless value > 0 and finite."""
-    if not (value > 0 and math.isfinite(value)):
+    if not 0 < value < math.inf:
         raise UsageError(f"{name}={value} is not a positive number; choose one above 0.")
+    single(name, value)
 
 
 def finite(name: str, value: float) -> None:
     """Raise unless value is a number."""
-    if not math.isfinite(value):
+    if not -math.inf < value < math.inf:
         raise UsageError(f"{name}={value} is not a finite number; choose one.")
+    single(name, value)
+
+
+def single(name: str, value: float) -> None:
+    """Raise on a number that single precision would make infinite."""
+    if abs(value) > LARGEST:
+        raise UsageError(f"{name}={value} is beyond single precision; choose one between ±{LARGEST:.2g}.")
+
+
+def countable(name: str, value: int) -> None:
+    """Raise on a whole number that compiled code, which counts in 32 bits, cannot hold."""
+    if abs(value) > MOST:
+        raise UsageError(f"{name}={value} is beyond ±{MOST}, the most that compiled code counts to; choose less.")
 
 
 def choices(settings: Any) -> None:

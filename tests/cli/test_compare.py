@@ -44,7 +44,7 @@ def labels() -> list[str]:
         (["fedavg", "pooled"], ["--dp", "local", "--dp-noise", "1"], "pooled: dp=local protects what clients send"),
         (["fedavg", "cfedbayes:clusters=auto"], [], "cfedbayes:clusters=auto: clusters=auto is chosen on validation"),
         (["fedavg", "ifca:clusters=9"], [], "ifca:clusters=9: clusters=9 exceeds the 5 clients"),
-        (["fedavg"], ["--seed", "4294967295", "--seeds", "2"], "fedavg: seed=4294967296 is out of range"),
+        (["fedavg"], ["--seed", "4294967295", "--seeds", "2"], "seeds=2 from seed=4294967295 on end above 2^32 - 1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

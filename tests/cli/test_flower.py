@@ -765,7 +765,7 @@ def test_log_show_prints_the_last_entries(capsys):
     assert (client, app, other) == ("client 3:", f"  app {'a' * 64}", f"  app {'b' * 64}")
     assert "train     answered  round 1  174 bytes, norm 4, SHA-256 " in first
     assert "train     answered  round 0" in second
-    assert refused.endswith("train     refused   round 0  run run-1�[2J  The server has another charter.")
+    assert refused.endswith("train     refused   round 0  run run-1\\x1b[2J  The server has another charter.")
     assert "\x1b" not in shown
 
 

@@ -1,6 +1,7 @@
 """`priory flower keys`: certificates for a server and keys for its nodes, and their renewal."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from priory import report
 from priory.cli import flags
 from priory.cli.flags import Flag
+from priory.core import memory
 from priory.core.errors import UsageError
 from priory.deploy import node_keys, tls
 from priory.deploy.node_keys import GONE, Node, SuperLink, fingerprint
@@ -37,6 +39,7 @@ REVOKE_TEXT = (
 DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "Directory that `priory flower keys` made.", placed="DIR")
 SUPERLINK = Flag("superlink", (), str | None, None, "Name of the SuperLink in Flower's config.toml.")
 NODE = Flag("node", (), str | None, None, "Name of a node's key, client-0 for client 0; the server's by default.")
+KEY_BYTES = 2 * 4096  # a block on disk for each half of a pair
 WARNED = 1
 
 
@@ -65,12 +68,24 @@ def keys(argv: Sequence[str]) -> int:
         if values[name] < least:
             raise UsageError(f"{name}={values[name]} is too small; choose {least} or more.")
     place = Path(values["directory"])
+    _check_room(place, values["nodes"])
     tls.write_authority(place, hosts=values["host"], days=values["days"])
     tls.write_secret(place / tls.SECRET)
     for node in range(values["nodes"]):
         tls.write_node_key(place / f"client-{node}")
     _say(f"{', '.join(sorted(path.name for path in place.iterdir()))} in {place}")
     return 0
+
+
+def _check_room(place: Path, nodes: int) -> None:
+    """Raise if the keys of so many nodes do not fit on the disk."""
+    above = next(parent for parent in place.absolute().parents if parent.is_dir())
+    free = shutil.disk_usage(above).free
+    if nodes * KEY_BYTES > free:
+        raise UsageError(
+            f"nodes={nodes} needs {memory.shown(nodes * KEY_BYTES)} of disk, and {above} has {memory.shown(free)}; "
+            "choose fewer nodes, or another disk."
+        )
 
 
 def _list(argv: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ from priory import report
 from priory.cli import flags
 from priory.cli.flags import Flag
 from priory.core.errors import UsageError
+from priory.core.text import one_line
 from priory.deploy.kept import client_directory
 from priory.deploy.node_log import HASH, NAME, REPAIR, NodeLog, Verdict
 
@@ -66,7 +67,7 @@ def _show(argv: Sequence[str]) -> int:
         for entry in one.entries(values["last"]):
             if entry.get("app") not in (None, app):
                 app = entry["app"]
-                _say(_printable(f"  app {app}"))
+                _say(one_line(f"  app {app}"))
             _say(f"  {line_of(entry)}")
     return 0
 
@@ -96,14 +97,14 @@ def lines_of(client: int, verdict: Verdict) -> list[str]:
 def line_of(entry: dict[str, Any]) -> str:
     """Return an entry on one line."""
     if entry.get("kind") == REPAIR:
-        return _printable(f"{entry.get('time')}  repair    replaces {entry.get('bytes')} bytes of a line cut short")
+        return one_line(f"{entry.get('time')}  repair    replaces {entry.get('bytes')} bytes of a line cut short")
     sent, epsilon = entry.get("sent"), entry.get("epsilon")
     what = f"{entry.get('time')}  {entry.get('kind')!s:8}  {entry.get('outcome')!s:8}  round {entry.get('round')}"
     if isinstance(sent, dict):
         what += f"  {sent.get('bytes')} bytes, norm {_short(sent.get('norm'))}, SHA-256 {str(sent.get('sha256'))[:16]}"
     spent = "" if epsilon is None else f"  ε {_short(epsilon)}"
     reason = f"  {entry['reason']}" if entry.get("reason") else ""
-    return _printable(f"{what}{spent}  run {entry.get('run')}{reason}")
+    return one_line(f"{what}{spent}  run {entry.get('run')}{reason}")
 
 
 def _logs(values: dict[str, Any]) -> list[NodeLog]:
@@ -122,11 +123,6 @@ def _logs(values: dict[str, Any]) -> list[NodeLog]:
 
 def _short(number: Any) -> str:
     return f"{number:.4g}" if isinstance(number, float) else str(number)
-
-
-def _printable(text: str) -> str:
-    """Return a text without what a terminal would obey, since a server chose some of it."""
-    return "".join(one if one.isprintable() else "�" for one in text)
 
 
 def _parsed(command: str, argv: Sequence[str], wanted: Sequence[Flag], text: str) -> dict[str, Any]:

@@ -1,0 +1,71 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from priory.core import memory, trees
+from priory.core.errors import UsageError
+from priory.engine import demand
+from priory.engine.prepared import first_server, prepare
+from priory.engine.settings import Settings
+from priory.fed.local import Work
+from priory.methods.fedavg import FedAvg
+from priory.methods.local import Local
+
+PLAIN = Settings(model="linear")
+
+
+def limited(monkeypatch, num_bytes: int) -> None:
+    monkeypatch.setattr(memory, "total", lambda: num_bytes)
+
+
+def product(size: int):
+    """The traced program that multiplies two matrices of that size in a loop."""
+
+    def multiply(a):
+        return jax.lax.fori_loop(0, 2, lambda _, b: (b @ b) * 0 + b, a).sum()
+
+    return jax.jit(multiply).trace(jax.ShapeDtypeStruct((size, size), jnp.float32))
+
+
+def test_a_matrix_inside_a_loop_counts(monkeypatch):
+    limited(monkeypatch, 4 * 50**2)
+    demand.check_program(product(50), FedAvg(), PLAIN)
+    with pytest.raises(UsageError, match=r"An array of shape \(51, 51\) in a round needs at least"):
+        demand.check_program(product(51), FedAvg(), PLAIN)
+
+
+def test_a_fused_array_does_not_count(monkeypatch):
+    limited(monkeypatch, 1)
+    traced = jax.jit(lambda a: (a[:, None] * a[None, :]).sum()).trace(jax.ShapeDtypeStruct((9,), jnp.float32))
+    demand.check_program(traced, FedAvg(), PLAIN)
+
+
+def test_the_number_that_is_too_large_is_named(monkeypatch):
+    limited(monkeypatch, 4 * 50**2)
+    with pytest.raises(UsageError, match="batch-size=51 needs at least"):
+        demand.check_program(product(51), FedAvg(work=Work(batch_size=51)), PLAIN)
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31)])
+def test_a_number_beyond_what_is_counted_is_refused(value):
+    with pytest.raises(UsageError, match=rf"batch-size={value} is beyond"):
+        demand.check_numbers(FedAvg(work=Work(batch_size=value)), PLAIN)
+
+
+def test_the_largest_number_that_is_counted_is_not_refused():
+    demand.check_numbers(FedAvg(work=Work(batch_size=2**31 - 1)), dataclasses.replace(PLAIN, rounds=2**31 - 1))
+
+
+def test_records_on_disk_count_only_for_the_clients_of_a_round(monkeypatch, federation):
+    """So a million clients need no more memory than a cohort."""
+    resident = dataclasses.replace(PLAIN, cohort=2)
+    stored = dataclasses.replace(resident, resident_bytes=0)
+    ready = prepare(Local(), federation, stored)
+    server = jax.eval_shape(first_server, ready.method, ready.task, ready.root)
+    monkeypatch.setattr(demand, "check_program", lambda *_: None)
+    limited(monkeypatch, trees.num_bytes(server) + 3 * trees.num_bytes(ready.record))
+    prepare(Local(), federation, stored)
+    with pytest.raises(UsageError, match=r"of 6 clients needs at least"):
+        prepare(Local(), federation, resident)
