@@ -358,7 +358,7 @@ def advice(ledger: Ledger, num_clients: int) -> dict[str, str]:
         )
     if ledger.together:
         told["clip"] = (
-            f"dp-clip={ledger.clip:g} clips {' and '.join(ledger.together)} as one, though their scales differ, so "
+            f"dp-clip={ledger.clip:g} clips {' and '.join(ledger.together)} as one, and where their scales differ, "
             f"little is left of the smaller; give a norm for each, --dp-clip {','.join(ledger.together).upper()}."
         )
     return told
@@ -491,11 +491,8 @@ def _parts(chosen: Settings, method: Any, name: str, payload: Any) -> tuple[Part
     if len(norms) == 1:
         return WHOLE, held if len(held) > 1 else ()
     if len(norms) != len(names):
-        which = (
-            f"{len(names)} parts ({', '.join(names)}); give one number, or {len(names)}"
-            if names
-            else "one part; give one"
-        )
+        several = f"{len(names)} parts ({', '.join(names)}); give one number, or {len(names)}"
+        which = several if names else "one part; give one"
         raise UsageError(f"dp-clip={chosen.dp_clip} has {len(norms)} numbers, and a message of {name} has {which}.")
     units = dict(zip(names, norms, strict=True))
     return Parts(held, tuple(units[part] for part in held)), ()
