@@ -1,7 +1,6 @@
 """Certificates of a run: of its newcomers, of who is onboarded, and of a client that took part under another prior."""
 
 import dataclasses
-import json
 
 import jax
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 
 import priory
 from priory.core.errors import UsageError
+from priory.core.sealed import unsealed
 from priory.core.struct import replace
 
 # One batch holds every client; few draws of a step, and a prior that a client may leave.
@@ -56,7 +56,7 @@ def test_every_newcomer_has_one_from_its_training_rows(run, found):
 
 
 def test_they_are_kept_in_the_run_directory_and_a_loaded_run_finds_the_same(run, found):
-    kept = json.loads((run.path / "certificates.json").read_text())
+    kept = unsealed((run.path / "certificates.json").read_text())
     assert kept == {name: one.to_json() for name, one in found.items()}
     name = next(iter(found))
     assert priory.load(run.path, federation=run.federation).certificate(name) == found[name]

@@ -1,6 +1,5 @@
 """What a run says of its uncertainty: the same scores as its summary, kept in its directory, for every kind of run."""
 
-import json
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import pytest
 
 import priory
 from priory.core.errors import UsageError
+from priory.core.sealed import unsealed
 from priory.core.struct import struct
 from priory.evaluate import LEVELS
 from priory.fed.method import Predictive
@@ -133,7 +133,7 @@ def test_inputs_that_do_not_fit_are_refused(bayesian, ood, word):
 
 def test_a_directory_keeps_the_tables_and_a_later_call_reads_them(written, held_out, tmp_path, monkeypatch):
     run, first = written, written.uncertainty(bootstrap=5)
-    kept = json.loads((tmp_path / "run" / "uncertainty.json").read_text())
+    kept = unsealed((tmp_path / "run" / "uncertainty.json").read_text())
     assert kept == first.to_json()
     monkeypatch.setattr(type(run.session), "answers", lambda *_: pytest.fail("it is computed again"))
     again = priory.load(tmp_path / "run", federation=held_out, method=TwoParts()).uncertainty(bootstrap=5)
