@@ -5,6 +5,7 @@ checksum, or another file has its own: `priory/core/sealed.py` for JSON and the 
 `summary.json` for `metrics.jsonl`. There is no pickle anywhere.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -413,6 +414,17 @@ def check_no_links(path: Path) -> None:
                     f"{entry} is {what}, and nothing is written to a directory that holds such; delete it, or choose "
                     "another directory."
                 )
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Hold a private file, made if it is missing, against everybody else who holds it so; yield its handle."""
+    handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def private_directory(path: Path, ours: bool = True) -> None:

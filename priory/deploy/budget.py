@@ -15,9 +15,7 @@ owner has set one, apps without differential privacy get no answer; and the owne
 here (`local`).
 """
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -27,7 +25,7 @@ from typing import Any
 from priory.core.errors import UsageError
 from priory.core.reading import parse_json, read_text
 from priory.engine.accounting import Counted, Ledger, concentrated_epsilon
-from priory.store import private_directory, write_atomically
+from priory.store import locked, private_directory, write_atomically
 
 BUDGET, LOCK = "budget.json", "budget.lock"
 ROUNDING = 1e-9  # by how much the sum of what was claimed may miss the total
@@ -243,20 +241,14 @@ class Budget:
         path = self.place / BUDGET
         try:
             private_directory(self.place)
-            lock = os.open(self.place / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            with locked(self.place / LOCK):
+                book = self.read()
+                before = asdict(book)
+                yield book
+                if asdict(book) != before:
+                    write_atomically(path, json.dumps(asdict(book), indent=1) + "\n")
         except OSError as error:
             raise UsageError(f"{path} cannot be written ({error.strerror}), so nothing is answered.") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            book = self.read()
-            before = asdict(book)
-            yield book
-            if asdict(book) != before:
-                write_atomically(path, json.dumps(asdict(book), indent=1) + "\n")
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written ({error.strerror}), so nothing is answered.") from None
-        finally:
-            os.close(lock)
 
 
 def _spent(line: dict[str, Any]) -> Spent:

@@ -37,7 +37,7 @@ from priory.deploy.exchange import ABOUT, Reply, Request, content_of, sentence
 from priory.deploy.journal import LOG, now
 from priory.engine.manifest import version_of
 from priory.records import sync_directory, write_all
-from priory.store import private_directory
+from priory.store import locked, private_directory
 
 NAME = "log.jsonl"
 BLOCK = 4096  # bytes; more than most lines
@@ -154,12 +154,8 @@ class NodeLog:
         """Hold the file for writing."""
         try:
             private_directory(self.place)
-            handle = os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
+            with locked(self.path) as handle:
                 yield handle
-            finally:
-                os.close(handle)
         except OSError as error:
             raise UsageError(
                 f"{self.path} cannot be written ({error.strerror}), so nothing is answered; make room for it, or "

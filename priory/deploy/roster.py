@@ -9,9 +9,7 @@ else it passes on to another node once that is gone.
     OUT/nodes.lock    held while it is read and changed, by the server and by `priory flower keys`
 """
 
-import fcntl
 import json
-import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from pathlib import Path
 
 from priory.core.errors import UsageError
 from priory.core.reading import parse_json, read_text
-from priory.store import write_atomically
+from priory.store import locked, write_atomically
 
 NODES, LOCK = "nodes.json", "nodes.lock"
 
@@ -58,17 +56,13 @@ class Roster:
     @contextmanager
     def _changed(self) -> Iterator[None]:
         """Hold the file, read what another process has changed, and write what is changed here unless it fails."""
-        lock = os.open(self.path.with_name(LOCK), os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.path.with_name(LOCK)):
             self._read()
             before = dict(self.bound)
             yield
             if self.bound != before:
                 table = {str(client): str(node) for client, node in sorted(self.bound.items())}
                 write_atomically(self.path, json.dumps(table, indent=1) + "\n")
-        finally:
-            os.close(lock)
 
     def _read(self) -> None:
         """Take over what the file says; without a file nothing changes."""

@@ -306,11 +306,8 @@ def open_ledger(
     replaces = mode == "local" or participation.kind == "fixed"
     parts, together = _parts(chosen, method, name, contact.message.payload)
     clip, reach, origin = _reach(chosen, method, name, task, mode, replaces, parts)
-    if deployed and chosen.dp_sensitivity is not None and chosen.dp_sensitivity < reach:
-        raise UsageError(
-            f"dp-sensitivity={chosen.dp_sensitivity:g} is an assumption for simulations, since one client can change "
-            f"what is released by {reach:.4g}; leave it out on a network."
-        )
+    if deployed:
+        _check_assumed(chosen.dp_sensitivity, reach)
     drawn = _spending(mode, participation, bool(jax.tree.leaves(contact.client)), root, chosen.rounds, chosen.dp_delta)
     size = trees.size(contact.message.payload)
     spending: Spending = drawn
@@ -531,6 +528,15 @@ def _reach(
     if chosen.dp_sensitivity is not None:
         origin = f"an assumption (dp-sensitivity) in place of {found:.6g}, {origin}"
     return clip, found, origin
+
+
+def _check_assumed(sensitivity: float | None, reach: float) -> None:
+    """Raise where a deployment assumes less than one client can change: its server could ask for hardly any noise."""
+    if sensitivity is not None and sensitivity < reach:
+        raise UsageError(
+            f"dp-sensitivity={sensitivity:g} is an assumption for simulations, since one client can change what is "
+            f"released by {reach:.4g}; leave it out on a network."
+        )
 
 
 def _spending(
