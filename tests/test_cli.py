@@ -15,6 +15,7 @@ import pytest
 import priory
 from priory import methods
 from priory.cli import compare, flags, main, progress, run
+from priory.cli.app import COMMANDS
 from priory.cli.federation import DataFlags, data_flags
 from priory.engine import compilation, manifest
 from tests.cli.conftest import TINY
@@ -160,6 +161,25 @@ def test_the_bound_of_a_method_that_has_none_ends_in_a_sentence(capsys):
     assert main(["run", "fedavg", *TINY, "--out", "a"]) == 0
     assert main(["elbo", "a"]) == 2
     assert "priory: fedavg has no bound on log p(D)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes")])
+def test_memory_that_runs_out_ends_in_a_sentence(error, monkeypatch, capsys):
+    def fail(argv):
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "run", ("", fail))
+    assert main(["run", "fedavg", *TINY]) == 2
+    assert capsys.readouterr().err.startswith("priory: the memory of this machine does not suffice; choose a smaller ")
+
+
+def test_another_failure_at_run_time_is_not_taken_for_memory(monkeypatch):
+    def fail(argv):
+        raise RuntimeError("something else")
+
+    monkeypatch.setitem(COMMANDS, "run", ("", fail))
+    with pytest.raises(RuntimeError, match="something else"):
+        main(["run", "fedavg", *TINY])
 
 
 def test_a_second_interrupt_aborts():

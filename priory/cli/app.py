@@ -12,6 +12,10 @@ from priory.core.text import printable
 USAGE_ERROR = 2
 DIVERGED = 3
 INTERRUPTED = 130
+NO_MEMORY = (
+    "the memory of this machine does not suffice; choose a smaller model, batch, cohort or --client-batch. What was "
+    "committed is intact."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError as error:
             what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
             return _complain(f"{what}; nothing written before is damaged, so mend this and go on with `priory resume`.")
+        except MemoryError:
+            return _complain(NO_MEMORY)
+        except RuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):  # as XLA calls it
+                raise
+            return _complain(NO_MEMORY)
         except SystemExit as leaving:  # tyro has shown its panel, or its help
             return leaving.code if isinstance(leaving.code, int) else USAGE_ERROR
         except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""How much memory a run needs at least, found from shapes before anything is allocated or compiled.
+"""How much memory and time a run needs at least, found before anything is allocated or compiled.
 
-Each estimate counts arrays that certainly exist at the same time, and is compared with all the memory there is
-(`core/memory.py`). A run that passes may still be too large; a run that is refused cannot work.
+Each estimate of memory counts arrays that certainly exist at the same time, and is compared with all the memory there
+is (`core/memory.py`). A run that passes may still be too large; a run that is refused cannot work.
 """
 
 import dataclasses
@@ -16,10 +16,12 @@ from priory.core import memory, rng, trees
 from priory.core.errors import UsageError
 from priory.engine.settings import Settings
 from priory.fed.checks import countable
+from priory.fed.local import Work
 from priory.fed.schedule import RENAMED
 from priory.models.model import Model
 
 COUNTED = ("rounds", "onboard_visits")  # settings of a run that a compiled loop counts to
+STEP, LONGEST = 1e-6, 600.0  # seconds: less than any local step takes, and the most that a round may surely take
 # Primitives whose results XLA writes to memory; others may be fused into what reads them. So may random bits, but as
 # many of them as fill a memory take minutes for a single step.
 WRITTEN = ("dot_general", "conv_general_dilated", "scan", "while", "sort", "cholesky", "random_bits")
@@ -30,6 +32,13 @@ def check_numbers(method: Any, chosen: Settings) -> None:
     own = {name: value for name, value in vars(chosen).items() if name in COUNTED}
     for name, value in (*_numbers(method), *own.items()):
         countable(name.replace("_", "-"), value)
+    for work in _works(method):
+        name, value = ("epochs", work.epochs) if work.steps is None else ("steps", work.steps)
+        if value * STEP > LONGEST:
+            raise UsageError(
+                f"{name}={value} keeps each client busy for more than {value * STEP / 60:.0f} minutes in every round, "
+                "and a round cannot be interrupted; choose less, and more rounds."
+            )
 
 
 @contextmanager
@@ -107,6 +116,16 @@ def _numbers(settings: Any) -> Iterator[tuple[str, int]]:
             yield from _numbers(value)
         elif _is_whole(value):
             yield RENAMED.get(field.name, field.name), value
+
+
+def _works(settings: Any) -> Iterator[Work]:
+    """Yield the amounts of local work in a dataclass and in those that it contains."""
+    for field in dataclasses.fields(settings) if dataclasses.is_dataclass(settings) else ():
+        value = getattr(settings, field.name)
+        if isinstance(value, Work):
+            yield value
+        else:
+            yield from _works(value)
 
 
 def _is_whole(value: Any) -> bool:

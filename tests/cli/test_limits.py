@@ -17,6 +17,10 @@ RUN = ["run", "fedavg", *TINY]
 TUNE = ["tune", "fedavg", *TINY]
 MEMORY = 1 << 30  # of the machine that the sentences below speak of
 REFUSED = {
+    "steps of a round that takes too long": (
+        [*RUN, "--steps", str(2**31 - 1)],
+        "keeps each client busy for",
+    ),
     "batch-size beyond 32 bits": ([*RUN, "--batch-size", str(1 << 40)], "beyond ±2147483647, the most that compiled"),
     "batch-size beyond memory": ([*RUN, "--batch-size", str(2**31 - 1)], "needs at least 80 GiB of memory, and there"),
     "epochs": ([*RUN, "--epochs", str(1 << 40)], "epochs=1099511627776 is beyond"),

@@ -54,6 +54,16 @@ def test_a_number_beyond_what_is_counted_is_refused(value):
         demand.check_numbers(FedAvg(work=Work(batch_size=value)), PLAIN)
 
 
+@pytest.mark.parametrize(
+    ("work", "named"),
+    [(Work(epochs=2**31 - 1), "epochs=2147483647"), (Work(steps=600_000_001), "steps=600000001")],
+)
+def test_local_work_that_takes_too_long_at_any_speed_is_refused(work, named):
+    with pytest.raises(UsageError, match=rf"{named} keeps each client busy for more than \d+ minutes in every round"):
+        demand.check_numbers(FedAvg(work=work), PLAIN)
+    demand.check_numbers(FedAvg(work=Work(steps=600_000_000)), PLAIN)
+
+
 def test_the_largest_number_that_is_counted_is_not_refused():
     demand.check_numbers(FedAvg(work=Work(batch_size=2**31 - 1)), dataclasses.replace(PLAIN, rounds=2**31 - 1))
 
