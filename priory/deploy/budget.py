@@ -16,6 +16,7 @@ here (`local`).
 """
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -36,6 +37,7 @@ class Price:
     """What a run's charter says of the cost of answers.
 
     Attributes:
+        terms: The app and the settings that decide it; a run has one of each.
         rho: Of one answer under local privacy; 0 under central.
         answers: The most that a client gives in the run.
         rounds: Rounds that the run's budget allows.
@@ -48,15 +50,16 @@ class Price:
     rounds: int
     epsilon: float
     delta: float
+    terms: str = ""
 
 
-def price_of(ledger: Ledger) -> Price:
+def price_of(ledger: Ledger, terms: str = "") -> Price:
     """Return what answers cost under a charter's ledger."""
     is_local, answers = ledger.mode == "local", ledger.rounds
     if is_local and isinstance(ledger.spending, Counted):
         answers = ledger.spending.most[ledger.rounds]
     rho = 1 / (2 * ledger.noise**2) if is_local else 0.0
-    return Price(rho, answers, ledger.rounds, ledger.spent(ledger.rounds), ledger.delta)
+    return Price(rho, answers, ledger.rounds, ledger.spent(ledger.rounds), ledger.delta, terms)
 
 
 @dataclass
@@ -71,6 +74,7 @@ class Spent:
         round: The last round that was answered.
         question: Digest of its question.
         reply: Digest of its answer; empty until there is one.
+        terms: The app and settings of the run, as its first question had them.
     """
 
     rho: float = 0.0
@@ -80,6 +84,7 @@ class Spent:
     round: int = -1
     question: str = ""
     reply: str = ""
+    terms: str = ""
 
 
 @dataclass
@@ -153,6 +158,7 @@ class Budget:
             else:
                 spent.epsilon, spent.delta = price.epsilon, price.delta
             spent.answers, spent.round, spent.question, spent.reply = spent.answers + 1, t, question, ""
+            spent.terms = price.terms
             book.runs[run] = spent
             return ""
 
@@ -202,14 +208,18 @@ class Budget:
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(
-                f"{path} is damaged, so nothing is answered; put a copy of it back, or delete it, after which nobody "
-                "knows what was spent."
+                f"{path} is damaged, so nothing is answered; put a copy of it back, or delete it, after which the "
+                "amount spent is lost."
             ) from None
         return book
 
     def _check(self, book: Book, run: str, t: int, price: Price) -> None:
         """Raise unless an answer fits the run's claim and the total; without a total, the run's claim becomes it."""
-        spent, me = book.runs.get(run, Spent()), f"client {self.client}"
+        spent, me = book.runs.get(run, Spent(terms=price.terms)), f"client {self.client}"
+        if spent.terms != price.terms:
+            raise UsageError(f"{me.capitalize()} knows run {run} with another app or other settings; start a new run.")
+        if not math.isfinite(price.epsilon):
+            raise UsageError(f"This app claims no finite ε for {me}; make one with more noise or fewer rounds.")
         if not t < price.rounds:
             raise UsageError(f"Round {t} is beyond the {price.rounds} that the privacy of {me} allows.")
         if t <= spent.round:
@@ -228,7 +238,7 @@ class Budget:
             after = book.spent(rho=price.rho * (price.answers - spent.answers))
         else:
             after = book.spent() if spent.answers else book.spent(epsilon=price.epsilon, delta=price.delta)
-        if after > book.epsilon * (1 + ROUNDING):
+        if not after <= book.epsilon * (1 + ROUNDING):
             whose = "its owner allows" if book.owned else "the first run claimed, and its owner has set no other"
             raise UsageError(
                 f"{me.capitalize()} has spent ε = {book.spent():.4g} and would spend {after:.4g} by the end of this "
@@ -254,7 +264,7 @@ class Budget:
 def _spent(line: dict[str, Any]) -> Spent:
     """Return a line of the file; raise ValueError if it is none."""
     spent = Spent(**line)
-    numbers, texts = (spent.rho, spent.epsilon, spent.delta), (spent.question, spent.reply)
+    numbers, texts = (spent.rho, spent.epsilon, spent.delta), (spent.question, spent.reply, spent.terms)
     whole = all(type(number) is int for number in (spent.answers, spent.round))
     if not (whole and all(isinstance(one, float) and one >= 0 for one in numbers) and all(map(str.isascii, texts))):
         raise ValueError

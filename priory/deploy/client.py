@@ -37,6 +37,10 @@ from priory.fed.shard import Shard, Shards
 from priory.fed.visit import Record
 
 
+class RowsError(UsageError):
+    """The rows cannot be read, or do not have the form that the app states."""
+
+
 class Client:
     """One client of a deployed federation."""
 
@@ -77,16 +81,15 @@ class Client:
     def _answered(self, request: Request) -> tuple[Reply, Outcome]:
         """Return the answer, and whether it was given before."""
         match request.kind:
-            case "hello":
-                train, _ = self._shards()
-                told = {} if self._is_private else {"examples": int(train.count)}
+            case "hello":  # whether the rows fit the form that the app states would reveal something of them
+                told = {} if self._is_private else {"examples": int(self._shards()[0].count)}
                 return Reply(self._config(request) | {"client": self.number, **told}), "answered"
             case "train" if self._is_private and request.config.get("uploads", True):
                 return self._train_in_private(request)
             case "train":
-                return self._trained(request), "answered"
+                return self._unpaid(request, self._trained, status=visit.KEPT), "answered"
             case "evaluate":
-                return self._evaluate(request), "answered"
+                return self._unpaid(request, self._evaluate), "answered"
         raise UsageError(f"kind={request.kind!r} is no request; install the same priory on all sides.")
 
     def _check(self, request: Request) -> None:
@@ -99,12 +102,25 @@ class Client:
             )
         self.budget.admit(None if self.charter.ledger is None else self.charter.ledger.mode)
 
+    def _unpaid(self, request: Request, work: Callable[[Request], Reply], **told: int) -> Reply:
+        """Return an answer that costs nothing: under privacy it is the same if the rows cannot be read."""
+        try:
+            return work(request)
+        except RowsError:
+            if not self._is_private:
+                raise
+            return Reply(self._config(request) | told)
+
     def _train_in_private(self, request: Request) -> tuple[Reply, Outcome]:
-        """Return the one answer that the budget pays for: it is stored before it leaves, and given again as it is."""
+        """Return the one answer that the budget pays for: it is stored before it leaves, and given again as it is.
+
+        Rows that cannot be read are paid for too, since the refusal reveals that.
+        """
         assert self.charter.ledger is not None
         kept, t, question = self._kept(request), int(request.config["round"]), digest_of(request)
-        self._shards()  # rows that cannot be read cost nothing
-        reply, made = self.budget.promise(kept.run, t, question, price_of(self.charter.ledger)), ""
+        chosen = self.charter.settings
+        price = price_of(self.charter.ledger, f"{self.charter.digest} {chosen.rounds} {chosen.seed}")
+        reply, made = self.budget.promise(kept.run, t, question, price), ""
         if not reply:
             made = kept.write_reply(self._trained(request))
             reply = self.budget.settle(kept.run, t, question, made)
@@ -123,7 +139,8 @@ class Client:
         problem = (method, self._task, self._channel, down, self._shards()[0], record)
         weighting = charter.settings.weighting
         after, message, info, status = _visit(*problem, *ids, root, charter.limits, weighting=weighting)
-        if not visit.is_rejected(int(status)):
+        # Which rounds have a state can be asked for, so under privacy it may not depend on the rows.
+        if self._is_private or not visit.is_rejected(int(status)):
             kept.write(jax.tree.map(np.asarray, after), t + 1, came_from)
         payload = jax.tree.map(np.asarray, charter.thinned(message.payload))
         # Whoever does not upload, or has nothing fit to send, says so and sends nothing.
@@ -218,7 +235,7 @@ class Client:
                 own.check(self.charter, self.number)
         except UsageError as error:
             LOG.error("client %s cannot read its rows: %s", self.number, error)
-            raise UsageError(f"Client {self.number} cannot read its rows; the log of its node says why.") from None
+            raise RowsError(f"Client {self.number} cannot read its rows; the log of its node says why.") from None
         own.check(self.charter, self.number)
         return own
 

@@ -81,7 +81,7 @@ def _client_of(directory: Path, examples: ReadExamples, node: dict[str, Any]) ->
     if named not in _CLIENTS:
         charter, number = charters.load(directory, trust_code=True), node.get("partition-id")
         if type(number) is not int:
-            raise UsageError(f"partition-id={number!r} is no client's number; start its node with one.")
+            raise UsageError(f"partition-id={number!r} is not a client's number; start its node with one.")
         app, state = installed_hash(_root(directory)), state_directory(node)
         _CLIENTS[named] = Client(charter, number, lambda: examples(node, charter), state, app)
     return _CLIENTS[named]
@@ -123,7 +123,7 @@ def configured(charter: Charter, config: Mapping[str, Any]) -> tuple[Charter, Op
             raise UsageError(f"{name}={value!r} in the run-config should be of type {wanted.__name__}; correct it.")
     free = {name: config[name] for name in charters.FREE if name in config}
     settings = charter.settings
-    if settings.dp is not None and any(getattr(settings, name) != value for name, value in free.items()):
+    if charter.ledger is not None and any(getattr(settings, name) != value for name, value in free.items()):
         given = ", ".join(f"{name}={value}" for name, value in free.items())
         raise UsageError(
             f"{given} differ from the app's rounds={settings.rounds}, seed={settings.seed}, on which its privacy "
@@ -141,7 +141,10 @@ def configured(charter: Charter, config: Mapping[str, Any]) -> tuple[Charter, Op
 def state_directory(node: Mapping[str, Any]) -> Path:
     """Where a node's client keeps its state: `state` of its node-config, else the user's own state directory."""
     if node.get("state"):
-        return Path(str(node["state"])).expanduser()
+        place = Path(str(node["state"])).expanduser()
+        if not place.is_absolute():  # elsewhere the same node would have no state and an unspent budget
+            raise UsageError(f"state={str(node['state'])!r} in the node-config must be an absolute path.")
+        return place
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "priory"
 

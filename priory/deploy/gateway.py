@@ -122,7 +122,7 @@ def write_gateway(
             place.mkdir(parents=True, exist_ok=True)
             place.chmod(0o711)  # nginx started by root works as another user, who passes through
         for log in ("access.log", "error.log"):
-            (directory / log).touch(mode=0o600)  # who took part in a round is nobody else's business
+            (directory / log).touch(mode=0o600)  # they reveal who took part in a round
         write_atomically(directory / CONFIG, text)
     except OSError as error:
         raise UsageError(f"{directory} cannot be written ({error.strerror}); choose a directory that can.") from None

@@ -97,7 +97,7 @@ def revoke(directory: Path, name: str, superlink: "SuperLink") -> Iterator[str]:
             f"revoke; `priory flower keys list {directory} --superlink {superlink.name}` shows what is."
         )
     yield from _unregister(superlink, found)
-    for half in (draft, _public(draft)):  # a rotation to it is over
+    for half in (_public(draft), draft):  # a rotation to it is over; a private half alone is never registered
         half.unlink(missing_ok=True)
 
 
@@ -190,7 +190,7 @@ def _settle(private: Path, draft: Path, new: bytes, changed: bool) -> Iterator[s
         _public(draft).replace(_public(private))
         yield f"{private} and {_public(private)} are the new pair"
         return
-    for stale in (draft, _public(draft), *([private] if changed else [])):
+    for stale in (_public(draft), draft, *([private] if changed else [])):
         if stale.exists():
             stale.unlink()
             yield f"{stale} is deleted, since its key is not accepted any more"

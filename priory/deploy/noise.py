@@ -3,7 +3,7 @@
 Noise in floating point gives differential privacy away: of two messages a receiver can tell which one plus a number
 that a generator can produce is what it got. So a difference is scaled down to the clipping norm, rounded towards zero
 to a grid, which makes no norm larger, and gets a discrete Gaussian number for each of its own. Both messages then reach
-the same numbers. The sampler is OpenDP's, exact and seeded by nobody.
+the same numbers. The sampler is OpenDP's, exact and without a seed.
 
 Canonne, Kamath and Steinke, The Discrete Gaussian for Differential Privacy, NeurIPS 2020, arXiv:2004.00010.
 """
@@ -21,6 +21,7 @@ Payload = TypeVar("Payload")
 
 MARGIN = 2.0**-30  # of the clipping norm: above what float64 can miss of a sum of squares
 LARGEST = 2.0**52  # of a number on the grid: float64 counts that far
+LARGEST_SCALE = 2.0**40  # steps of the grid; a deployment has at most 2³¹ and what rounding adds
 CHUNK = 1 << 16  # numbers drawn at once, so that their Python lists stay small
 
 
@@ -56,7 +57,7 @@ def _on_grid(array: np.ndarray, factor: np.ndarray, grid: float) -> np.ndarray:
     """Round scaled numbers towards zero to whole multiples of the grid.
 
     A number that float64 cannot count is held at the largest it can. That does not make two messages differ by more,
-    and an error would tell something of the number.
+    and an error would reveal that the number is large.
     """
     scaled = np.trunc(array * _like(factor, array) / grid)
     return np.clip(scaled, -LARGEST, LARGEST).astype(np.int64)
@@ -69,6 +70,8 @@ def _like(numbers: np.ndarray, array: np.ndarray) -> np.ndarray:
 
 def discrete_gaussian(shape: tuple[int, ...], scale: float) -> np.ndarray:
     """Draw whole numbers k with probability proportional to exp(−k²/2·scale²), exactly."""
+    if not scale < LARGEST_SCALE:
+        raise ValueError(f"σ is {scale:.3g} steps of the grid, and whole numbers of 64 bits hold less")
     opendp = sampler()
     space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l2_distance(T="f64")
     draw = opendp.m.make_gaussian(*space, scale=scale)

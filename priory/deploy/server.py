@@ -198,7 +198,7 @@ class Server:
         spare = (int(client) for client in np.asarray(order))
         others = [client for client in spare if client in there and client not in drawn]
         gone = [client for client in drawn if client not in there]
-        if self.charter.settings.dp is None:
+        if self.charter.ledger is None:
             for client, other in zip(gone, others, strict=False):
                 drawn[other] = drawn.pop(client)
                 self.journal.tell("stands in", round=t, client=other, absent=client)

@@ -296,7 +296,7 @@ def open_ledger(
         shards: Of all clients, for their shapes alone.
         deployed: Whether noise is drawn on a grid and cohorts from a secret.
     """
-    mode = _mode(chosen, method, name)
+    mode = mode_of(chosen, method, name)
     if mode is None:
         return None
     _check_company(chosen, mode, method, name, channel)
@@ -420,7 +420,7 @@ def _most_uploads(root: Key, *, participation: Participation, rounds: int) -> Ar
     return lax.scan(step, jnp.zeros(participation.num_clients, jnp.int32), jnp.arange(rounds))[1]
 
 
-def _mode(chosen: Settings, method: Any, name: str) -> Literal["central", "local"] | None:
+def mode_of(chosen: Settings, method: Any, name: str) -> Literal["central", "local"] | None:
     if chosen.dp is not None:
         if chosen.dp_epsilon is None and chosen.dp_noise is None:
             raise UsageError(f"dp={chosen.dp} needs a budget or noise; give --dp-epsilon 4 or --dp-noise 1.")
@@ -531,8 +531,8 @@ def _reach(
 
 
 def _check_assumed(sensitivity: float | None, reach: float) -> None:
-    """Raise where a deployment assumes less than one client can change: its server could ask for hardly any noise."""
-    if sensitivity is not None and sensitivity < reach:
+    """Raise where a deployment assumes a sensitivity: its server could ask for hardly any noise, or for too much."""
+    if sensitivity is not None and sensitivity != reach:
         raise UsageError(
             f"dp-sensitivity={sensitivity:g} is an assumption for simulations, since one client can change what is "
             f"released by {reach:.4g}; leave it out on a network."

@@ -132,7 +132,7 @@ def test_what_only_a_simulation_has_is_no_flag(flag, capsys):
         (["log", "vérify", "state"], "'vérify' is not a command of priory flower log; choose from verify, show"),
         (["log", "verify", "state"], "state has no log of any client; name the state directory of a node"),
         (["log", "verify", "state", "--client", "3"], "log.jsonl cannot be read (No such file or directory)"),
-        (["log", "show", "state", "--client", "-1"], "client=-1 is no client's number"),
+        (["log", "show", "state", "--client", "-1"], "client=-1 must be 0 or more"),
         (["log", "show", "state", "--last", "0"], "last=0 is too small; choose 1 or more"),
         (["budget", "state", "--client", "-1"], "client=-1 must be 0 or more"),
         (["budget", "typo", "--client", "3"], "typo does not exist; name the state directory of the node"),
@@ -465,6 +465,13 @@ def test_privacy_without_a_reviewed_schema_writes_nothing(command, private, caps
         told = complaint([*argv, "--schema", "schema.toml", *rows], capsys)
         assert "schema.toml states reviewed = false" in told
     assert sorted(os.listdir()) == before
+
+
+def test_a_method_that_bounds_its_messages_is_private_without_the_flag(capsys):
+    np.savez("scans.npz", x=np.zeros((40, 4)), y=np.arange(40) % 2, client=np.arange(40) % 2)
+    argv = ["init", "app", "--method", "fedbnn", "--model", "linear", "--dp-epsilon", "5", "--dp-delta", "1e-3"]
+    told = complaint([*argv, "--data", "scans.npz", "--align", "own:8"], capsys)
+    assert "draft a schema with `priory flower schema scans.npz`" in told
 
 
 def test_privacy_needs_no_schema_for_public_data():

@@ -5,6 +5,7 @@ import os
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -86,6 +87,24 @@ def test_the_owners_total_holds_over_runs(budget, price, fit):
     with pytest.raises(UsageError, match="that its owner allows; the owner raises it with `priory flower budget`"):
         answer(budget, "one more", 0, price=price)
     assert budget.spent() <= budget.read().epsilon * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("price", [LOCAL, CENTRAL], ids=["local", "central"])
+def test_a_run_has_one_app(budget, price):
+    """Another app under the name of a run could otherwise write over what the run has cost."""
+    budget.allow(8.0, 3e-5)
+    answer(budget, "a", 0, price=price)
+    before = budget.read()
+    with pytest.raises(UsageError, match="Client 3 knows run a with another app or other settings; start a new run"):
+        budget.promise("a", 1, "q", replace(price, epsilon=1e-4, terms="another"))
+    assert budget.read() == before
+
+
+@pytest.mark.parametrize("epsilon", [float("inf"), float("nan")])
+def test_a_claim_that_is_not_finite_is_refused(budget, epsilon):
+    with pytest.raises(UsageError, match="This app claims no finite ε for client 3"):
+        budget.promise("a", 0, "q", replace(CENTRAL, epsilon=epsilon))
+    assert budget.spent() is None
 
 
 def test_a_run_that_could_not_end_does_not_begin(budget):

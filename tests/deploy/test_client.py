@@ -300,13 +300,46 @@ def test_once_its_owner_has_set_a_total_a_client_answers_no_app_without_privacy(
     assert (reply.arrays, reply.metrics, "examples" in reply.config) == ({}, {}, False)
 
 
-def test_rows_that_cannot_be_read_cost_nothing(private):
+def without_rows(made) -> Client:
+    """Client 0, whose rows cannot be read."""
+
     def broken():
         raise UsageError("No rows.")
 
-    client = Client(private.charter, 0, broken, private.place / "node-0")
-    assert "cannot read its rows" in client.answer(asked(private.charter)).error
-    assert client.budget.spent() is None
+    return Client(made.charter, 0, broken, made.place / "node-0")
+
+
+def test_rows_that_cannot_be_read_cost_what_an_answer_costs(private):
+    """A server chooses the form of the data, so a refusal tells whether the rows fit it."""
+    client = without_rows(private)
+    for _ in range(2):
+        assert "cannot read its rows" in client.answer(asked(private.charter)).error
+        assert client.budget.read().runs["run-1"].answers == 1
+    assert "allows one answer a round" in client.answer(asked(private.charter, seed=7)).error
+
+
+@pytest.mark.parametrize(("kind", "changed"), [("hello", {}), ("train", {"uploads": False}), ("evaluate", {})])
+def test_what_costs_nothing_does_not_reveal_whether_the_rows_can_be_read(private, kind, changed):
+    replies = [
+        client.answer(asked(private.charter, kind, **changed)) for client in (private.client(0), without_rows(private))
+    ]
+    assert replies[0] == replies[1]
+    assert replies[0].error == ""
+
+
+@pytest.mark.parametrize("uploads", [True, False])
+def test_which_rounds_have_a_state_does_not_depend_on_the_rows_under_privacy(deployed, uploads):
+    """A server can ask for a round and hear whether its state is there."""
+    made = deployed(dp="local", rounds=3, dp_noise=1.0, dp_delta=0.1)
+    whole = of_client(made.federation, 0)
+    kept = []
+    for name, factor in (("finite", 1.0), ("overflow", 1e30)):
+        rows = dataclasses.replace(whole, x=whole.x * np.float32(factor))
+        client = Client(made.charter, 0, lambda rows=rows: rows, made.place / name)
+        down = jax.tree.map(lambda leaf: np.full_like(leaf, 1e30), first_broadcast(made.charter))
+        client.answer(asked(made.charter, down=down, uploads=uploads))
+        kept.append(Kept(made.place / name, 0, "run-1", made.charter.digest).generations())
+    assert kept[0] == kept[1] == [1]
 
 
 def test_a_private_client_does_not_report_how_many_rows_it_has(private):

@@ -260,6 +260,11 @@ def test_a_node_keeps_its_state_where_its_node_config_says(monkeypatch, node, pl
     assert str(flower.state_directory(node)) == place
 
 
+def test_a_relative_state_directory_is_refused():
+    with pytest.raises(UsageError, match="state='priory' in the node-config must be an absolute path"):
+        flower.state_directory({"state": "priory"})
+
+
 def test_the_users_own_state_directory_is_respected(monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/var/state")
     assert str(flower.state_directory({})) == "/var/state/priory"
@@ -296,7 +301,7 @@ def test_a_client_app_answers_every_kind_of_message(node, charter, kind):
 
 @pytest.mark.parametrize(
     ("number", "sentence"),
-    [("1", "partition-id='1' is no client's number"), (7, "Client 7 does not fit a federation of 2")],
+    [("1", "partition-id='1' is not a client's number"), (7, "Client 7 does not fit a federation of 2")],
     ids=["text", "too large"],
 )
 def test_a_node_with_a_wrong_number_says_so(node, charter, number, sentence):
@@ -355,7 +360,7 @@ def test_a_refusal_before_there_is_a_client_is_logged(node, charter, tmp_path, k
 def test_a_node_without_a_clients_number_refuses_and_has_no_log(node, charter, tmp_path, caplog, number):
     with caplog.at_level("ERROR"):
         reply = node(asked(charter, "hello"), **{"partition-id": number})
-    assert "no client's number" in reply.error or "does not fit a federation" in reply.error
+    assert "not a client's number" in reply.error or "does not fit a federation" in reply.error
     assert f"a request is refused and no client has a log of it: {reply.error}" in caplog.text
     assert not (tmp_path / "state").exists()
 

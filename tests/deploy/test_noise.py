@@ -36,6 +36,11 @@ def test_no_two_draws_are_alike():
     assert not np.array_equal(noise.discrete_gaussian((8,), 1e6), noise.discrete_gaussian((8,), 1e6))
 
 
+def test_noise_that_integers_do_not_hold_is_not_drawn():
+    with pytest.raises(ValueError, match="64 bits hold less"):
+        noise.discrete_gaussian((1,), 2.0**62)
+
+
 def test_an_array_without_numbers_gets_no_noise():
     assert noise.discrete_gaussian((0, 3), 1.0).shape == (0, 3)
 

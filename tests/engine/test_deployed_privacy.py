@@ -120,12 +120,11 @@ def test_a_deployment_asks_for_its_sampler_when_the_app_is_made(monkeypatch):
         dataclasses.replace(charter(dp="local", dp_noise=1.0)).check()
 
 
-def test_an_assumed_sensitivity_is_for_simulations_alone():
-    """A server could otherwise buy an answer with hardly any noise for a small ε."""
-    asked = {"dp": "local", "rounds": 1, "dp_noise": 1.0, "dp_delta": DELTA, "dp_sensitivity": 1e-7}
-    with pytest.raises(
-        UsageError, match=r"dp-sensitivity=1e-07 is an assumption for simulations, since one client can"
-    ):
+@pytest.mark.parametrize("assumed", [1e-7, 2e12])
+def test_an_assumed_sensitivity_is_for_simulations_alone(assumed):
+    """A server could otherwise buy an answer with hardly any noise for a small ε, or with more than integers hold."""
+    asked = {"dp": "local", "rounds": 1, "dp_noise": 1.0, "dp_delta": DELTA, "dp_sensitivity": assumed}
+    with pytest.raises(UsageError, match=r"dp-sensitivity=.* is an assumption for simulations, since one client can"):
         _ = small_charter(methods.get("fedavg")(), **asked).ledger
 
 

@@ -71,7 +71,8 @@ def parse(command: str, argv: Sequence[str], rest: Sequence[Flag], text: str, wi
         settings = dataclasses.replace(settings, eval_every=0)
     built = flags.build(method, values["method"])
     schema = None if chosen.schema is None else schemas.read(chosen.schema)
-    shared.check(settings.dp, chosen.data, chosen.transform, chosen.align, schema)
+    mode = accounting.mode_of(settings, built, name)
+    shared.check(mode, chosen.data, chosen.transform, chosen.align, schema)
     dealt = _dealt(chosen, schema)
     if schema is not None:
         charter = charters.from_schema(built, schema, settings, None if dealt is None else dealt.public)

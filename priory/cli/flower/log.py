@@ -112,7 +112,7 @@ def _logs(values: dict[str, Any]) -> list[NodeLog]:
     directory, client = Path(values["directory"]), values["client"]
     if client is not None:
         if client < 0:
-            raise UsageError(f"client={client} is no client's number; give the partition-id of its node, 0 or more.")
+            raise UsageError(f"client={client} must be 0 or more; give the partition-id of its node.")
         return [NodeLog(client_directory(directory, client), client)]
     found = (re.fullmatch(r"client-(0|[1-9]\d*)", path.parent.name) for path in directory.glob(f"client-*/{NAME}"))
     clients = sorted(int(match[1]) for match in found if match)
