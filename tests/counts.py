@@ -29,6 +29,13 @@ HOSTILE = {
         "tests/deploy/test_fault",
         "tests/deploy/test_fuzz.py",
     ),
+    "bad files, foreign code, planted links and files that vanish": ("tests/test_hostile", "tests/test_trust.py"),
+    "flipped bits, torn writes and files of older versions": (
+        "tests/test_bit_flips.py",
+        "tests/test_records.py",
+        "tests/test_older_formats.py",
+    ),
+    "random flags, and values that no machine can hold": ("tests/cli/test_any_flags.py", "tests/cli/test_limits.py"),
     "attacks on real Flower and nginx": ("tests/deploy/test_attacks", "tests/deploy/test_gateway.py"),
 }
 Table = dict[str, tuple[int, ...]]
