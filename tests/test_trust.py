@@ -201,6 +201,26 @@ def test_a_network_that_is_passed_in_needs_no_trust(importable):
     assert not (importable / "marker").exists()
 
 
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize("name", ["planted_net.x,mlp:f", " planted_net:make", "planted_net:make ", " mlp:f"])
+@pytest.mark.parametrize("file", ["run/manifest.toml", "exported/model.json"])
+def test_a_name_that_is_no_factory_is_not_imported_with_trust_or_without(file, name, trust, importable):
+    forge(Path(file), f'"{NAME}"', f'"{name}"')
+    read = priory.load if file.startswith("run") else priory.load_model
+    with pytest.raises(UsageError, match="is unknown"):
+        read(Path(file).parent, trust_code=trust)
+    assert not (importable / "marker").exists()
+
+
+@pytest.mark.parametrize("setting", ["model", "models"])
+@pytest.mark.parametrize("name", ["planted_net:make", "os:abort", "planted_net..x:f"])
+def test_a_factory_is_refused_without_trust_wherever_it_lies(setting, name, importable):
+    forge(Path("run/manifest.toml"), f'model = "{NAME}"', f'{setting} = "{name}"')
+    with pytest.raises(UsageError, match="trust_code=True"):
+        priory.load("run")
+    assert not (importable / "marker").exists()
+
+
 @pytest.mark.parametrize("value", ["3", '["planted_net:make"]', "{ a = 1 }"])
 def test_a_model_that_is_no_text_is_refused(value, importable):
     forge(Path("run/manifest.toml"), f'model = "{NAME}"', f"model = {value}")

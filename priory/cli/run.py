@@ -24,7 +24,7 @@ from priory.data import Federation
 from priory.engine import Run, Settings, manifest, resume, simulate
 from priory.engine.problem import tasks_of
 from priory.fed.method import AdviceWarning, Alone
-from priory.models.model import imports, several
+from priory.models.model import code_named
 from priory.store import RunDirectory, read_manifest
 
 TRUST = Flag(
@@ -169,7 +169,7 @@ def settings_from(values: dict[str, Any], chosen: federation.DataFlags) -> Setti
 
 
 def check_seeds(seeds: int, first: int, settings: int) -> None:
-    """Raise on a number of seeds that gives no run, a seed that none can have, or more runs than anybody can wait for.
+    """Raise on a number of seeds that gives no run, a seed that none can have, or more than a million runs.
 
     Args:
         first: The first seed.
@@ -304,8 +304,7 @@ def write_report(places: Sequence[Path | str], out: Path, **options: Any) -> Non
 
 def trusting(settings: Settings) -> str:
     """The flag that a command needs to read a run with a model of the user's own."""
-    named = [settings.model or "", *several(settings.models or "")]
-    return " --trust-code" if any(map(imports, named)) else ""
+    return "" if code_named(settings.model, settings.models) is None else " --trust-code"
 
 
 def _tracked(run: Run) -> str:

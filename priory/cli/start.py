@@ -9,7 +9,7 @@ import jax
 
 from priory.core.errors import UsageError
 from priory.engine.compilation import keep_compiled
-from priory.models.model import imports, several
+from priory.models.model import code_named
 
 MOST_DEVICES = 4096
 
@@ -34,8 +34,7 @@ def start_jax(devices: int | None, recorded: int | None = None) -> None:
 
 def import_typed(run: dict[str, Any]) -> None:
     """Let `--model mynet:make` find mynet.py in the current directory, if the flags of a run name such a model."""
-    named = [run["model"] or "", *several(run["models"] or "")]
-    if any(map(imports, named)):
+    if code_named(run["model"], run["models"]) is not None:
         import_from_here()
 
 

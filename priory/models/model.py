@@ -19,10 +19,11 @@ from jax import Array
 from priory.core.errors import UsageError
 from priory.core.struct import struct
 
-__all__ = ["Head", "Model", "Params", "as_model", "check_trusted", "default", "default_spec", "imports", "parse"]
+__all__ = ["Head", "Model", "Params", "as_model", "check_trusted", "code_named", "default", "default_spec", "parse"]
 
 PyTree = Any
 BUILT_IN = ("linear", "mlp", "cnn", "cnn3", "reddi", "intercept", "factor")
+FACTORY = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 
 
 @struct
@@ -131,7 +132,7 @@ def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model
             return Linen(nets.Intercept(num_outputs))
         case "factor" if argument:
             return Linen(nets.Factor(_rank(spec, argument), num_outputs))
-    if not imports(spec):
+    if not _imports(spec):
         raise UsageError(
             f"model={spec!r} is unknown; choose linear, mlp, mlp:WIDTH[,WIDTH...], cnn, cnn:CHANNELS[,CHANNELS...], "
             "cnn3:CHANNELS[,CHANNELS...],WIDTH, reddi, reddi:CHANNELS[,CHANNELS...],WIDTH, intercept, factor:RANK or "
@@ -148,14 +149,15 @@ def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model
     return as_model(built)
 
 
-def imports(spec: str) -> bool:
-    """Return whether `parse` would import a module to build the model of that name.
+def code_named(model: str | None, models: str | None) -> str | None:
+    """Return the first model that `parse` would import, of the settings `model` and `models`; None if it would not.
 
-    >>> imports("mynet:make"), imports("mlp:256,128")
-    (True, False)
+    It looks at the same text as `parse`: all of `model`, and each entry of `models`.
+
+    >>> code_named("mynet:make", None), code_named("mlp:256,128", "cnn,mlp:8")
+    ('mynet:make', None)
     """
-    name, _, argument = spec.partition(":")
-    return bool(argument) and name not in BUILT_IN
+    return next(filter(_imports, (model or "", *several(models or ""))), None)
 
 
 def check_trusted(names: Mapping[str, Any], file: Path, trust_code: bool) -> None:
@@ -169,12 +171,12 @@ def check_trusted(names: Mapping[str, Any], file: Path, trust_code: bool) -> Non
     for setting, value in names.items():
         if value is not None and not isinstance(value, str):
             raise UsageError(f"{file} has {setting}={value!r}, which is not text; write a name such as 'mlp:256'.")
-        code = next(filter(imports, several(value or "")), None)
-        if code is not None and not trust_code:
-            raise UsageError(
-                f"{file} names the model {code!r}, and reading it would import and run that Python code; if you trust "
-                "whoever wrote the file, add --trust-code (trust_code=True in Python)."
-            )
+    code = code_named(names.get("model"), names.get("models"))
+    if code is not None and not trust_code:
+        raise UsageError(
+            f"{file} names the model {code!r}, and reading it would import and run that Python code; if you trust "
+            "whoever wrote the file, add --trust-code (trust_code=True in Python)."
+        )
 
 
 def several(text: str) -> tuple[str, ...]:
@@ -211,6 +213,12 @@ def default_spec(input_shape: tuple[int, ...], num_outputs: int) -> str:
     if num_outputs == 1 and num_features <= 32:
         return "linear"
     return "mlp:64" if num_features <= 64 else "mlp:256"
+
+
+def _imports(spec: str) -> bool:
+    """Return whether `parse` would import a module to build the model of that name."""
+    found = FACTORY.fullmatch(spec)
+    return found is not None and found[1] not in BUILT_IN
 
 
 def _widths(spec: str, argument: str) -> tuple[int, ...]:
