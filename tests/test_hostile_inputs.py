@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from priory.cli import main
-from priory.core import memory
+from priory.core import memory, reading
 from priory.core.errors import UsageError
 from priory.core.sealed import sealed, unsealed
 from priory.data import arrays, schema, tables
@@ -177,6 +177,7 @@ def test_a_file_that_declares_more_than_the_free_memory_is_refused(name, read, m
     write("m.toml", MANIFEST)
     write("s.toml", MANIFEST)
     pd.DataFrame({"a": [1.0] * 100_000}).to_parquet("d.parquet")  # a few bytes, since the value is the same
+    monkeypatch.setattr(reading, "SMALL", 0)
     monkeypatch.setattr(memory, "free", lambda: 2 * Path("d.parquet").stat().st_size if "parquet" in name else 100)
     with pytest.raises(UsageError, match=rf"{name} .* of memory are free"):
         read(name)

@@ -11,28 +11,30 @@ from pathlib import Path
 
 from priory.core.errors import UsageError
 
-CGROUPS = Path("/sys/fs/cgroup")
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+VERSION_2 = ("memory.max", "memory.current")
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def total() -> int:
     """Return the most bytes that this process can have: of the machine with its swap, its cgroup, or `ulimit -v`."""
-    swap = _swap()
+    swap = _meminfo("SwapTotal") or 0
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + swap]
-    limits += [limit + swap for limit in _cgroup_limits()]
+    limits += [limit + swap for file, _ in _cgroups() if (limit := _number_in(file)) is not None]
     own = resource.getrlimit(resource.RLIMIT_AS)[0]
     return min([*limits, own] if own != resource.RLIM_INFINITY else limits)
 
 
 def free() -> int:
     """Return the bytes that this process may still take, as far as the system tells."""
-    limits = [total()]
-    with suppress(OSError, ValueError, IndexError):
-        limits.append(int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) * 1024)
-    with suppress(OSError, ValueError):  # in a container
-        used = int((CGROUPS / "memory.current").read_text())
-        limits.append(int((CGROUPS / "memory.max").read_text()) - used)
-    return min(limits)
+    found = [total(), _meminfo("MemAvailable")]
+    for limit, usage in _cgroups():
+        most, used = _number_in(limit), _number_in(usage)
+        if most is not None and used is not None:
+            # The kernel drops its copies of files when the memory of a cgroup runs short.
+            found.append(max(0, most - max(0, used - _cached(limit.with_name("memory.stat")))))
+    return min(number for number in found if number is not None)
 
 
 def check(value: str, num_bytes: int, remedy: str, available: int | None = None) -> None:
@@ -45,8 +47,7 @@ def check(value: str, num_bytes: int, remedy: str, available: int | None = None)
     available = total() if available is None else available
     if num_bytes > available:
         raise UsageError(
-            f"{value} needs at least {shown(num_bytes)} of memory, and there are {shown(available)} for this process; "
-            f"{remedy}."
+            f"{value} needs at least {shown(num_bytes)} of memory, and {shown(available)} is available; {remedy}."
         )
 
 
@@ -61,19 +62,17 @@ def shown(num_bytes: int) -> str:
     return f"{value:.3g} {UNITS[power]}" if value < 1000 else f"{value:.0f} {UNITS[power]}"
 
 
-def _cgroup_limits() -> list[int]:
-    """Return the limits of the cgroups that hold this process, as far as they can be read."""
-    try:
-        entries = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    except OSError:
-        return []
-    files = [CGROUPS / "memory.max", CGROUPS / "memory/memory.limit_in_bytes"]
-    for _, controllers, path in entries:
-        version_1 = "memory" in controllers.split(",")
-        if version_1 or not controllers:
-            place = CGROUPS / ("memory" if version_1 else "") / path.lstrip("/")
-            files.append(place / ("memory.limit_in_bytes" if version_1 else "memory.max"))
-    return [limit for limit in map(_number_in, files) if limit is not None]
+def _cgroups() -> list[tuple[Path, Path]]:
+    """Return the files with limit and usage of the cgroups that may hold this process."""
+    folders = [(CGROUPS, VERSION_2), (CGROUPS / "memory", VERSION_1)]
+    with suppress(OSError):
+        for line in OWN_CGROUPS.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                folders.append((CGROUPS / path.lstrip("/"), VERSION_2))
+            elif "memory" in controllers.split(","):
+                folders.append((CGROUPS / "memory" / path.lstrip("/"), VERSION_1))
+    return [(folder / limit, folder / usage) for folder, (limit, usage) in folders]
 
 
 def _number_in(file: Path) -> int | None:
@@ -84,10 +83,18 @@ def _number_in(file: Path) -> int | None:
     return int(text) if text.isdigit() else None  # "max" is no limit
 
 
-def _swap() -> int:
-    """Return the bytes of swap space, where the system says how much there is."""
-    try:
+def _cached(file: Path) -> int:
+    """Return the bytes of files that a cgroup holds in memory and that its `memory.stat` counts."""
+    with suppress(OSError, ValueError):
+        counts = dict(line.split() for line in file.read_text().splitlines())
+        whole = "total_" if "total_active_file" in counts else ""  # version 1: with the cgroups inside
+        return sum(int(counts.get(f"{whole}{kind}_file", 0)) for kind in ("inactive", "active"))
+    return 0
+
+
+def _meminfo(name: str) -> int | None:
+    """Return the bytes that the system gives for a name; None where it does not."""
+    with suppress(OSError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("SwapTotal:")), 0)
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+    return None

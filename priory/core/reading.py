@@ -18,8 +18,17 @@ __all__ = ["check_memory", "check_regular", "parse_json", "parse_toml", "read_by
 
 MOST_TEXT = 1 << 30  # bytes of a JSON file; the scores of a million clients are a fifth of it
 MOST_TOML = 1 << 24
+SMALL = 1 << 20  # bytes that are never too many
 MOST_DOTS = 200  # of one TOML key: Python's reader takes memory in proportion to their square
-STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"|' + r"'[^'\n]*'")
+# Strings and comments, whose dots are no part of a key. Each alternative matches whatever follows its first characters,
+# terminated or not, and gives nothing back (*+), so the time is linear.
+NO_KEYS = re.compile(
+    r'"{3}(?:[^"\\]|\\[\s\S]|"(?!""))*+"{0,5}'
+    r"|'{3}(?:[^']|'(?!''))*+'{0,5}"
+    r'|"(?:[^"\\\n]|\\.)*+"?'
+    r"|'[^'\n]*+'?"
+    r"|#[^\n]*+"
+)
 NO_KEY = re.compile(r"[^\w\" \t.-]+")
 
 
@@ -34,9 +43,9 @@ def check_regular(path: Path) -> int:
 
 
 def check_memory(size: int, what: str) -> None:
-    """Raise where so many bytes are more than half of the memory that is free; readers convert what they read."""
+    """Raise where so many bytes, if they are more than 1 MiB, exceed half of the free memory; readers convert them."""
     free = memory.free()
-    if size > free // 2:
+    if size > max(SMALL, free // 2):
         raise ValueError(f"{what} {memory.shown(size)}, and {memory.shown(free)} of memory are free")
 
 
@@ -46,7 +55,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     try:
         if most is not None and size > most:
             raise ValueError(f"it has {memory.shown(size)}, more than {memory.shown(most)}")
-        check_memory(size, "it has")
+        check_memory(size, "it needs")
     except ValueError as error:
         raise OSError(errno.EFBIG, str(error), str(path)) from None
     return path.read_bytes()
@@ -69,9 +78,14 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Return a TOML table; raise `ValueError` where it is nested too deeply as well."""
     if len(text) > MOST_TOML:
         raise ValueError(f"it has {memory.shown(len(text))}, more than {memory.shown(MOST_TOML)}")
-    if any(piece.count(".") > MOST_DOTS for piece in NO_KEY.split(STRING.sub('""', text))):
+    if any(piece.count(".") > MOST_DOTS for piece in NO_KEY.split(NO_KEYS.sub(_blank, text))):
         raise ValueError(f"a key has more than {MOST_DOTS} parts")
     try:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _blank(found: re.Match[str]) -> str:
+    """Return what stands for a string or a comment when the parts of keys are counted."""
+    return "" if found[0].startswith("#") else '""'

@@ -30,7 +30,7 @@ def load(path: Path, wanted: Container[str]) -> tuple[dict[str, np.ndarray], lis
             if len(members) < len(archive.infolist()):
                 raise ValueError("two arrays have the same name")
             chosen = {name: info for name, info in members.items() if name in wanted}
-            reading.check_memory(sum(info.file_size for info in chosen.values()), "its arrays have")
+            reading.check_memory(sum(info.file_size for info in chosen.values()), "its arrays need")
             return {name: _array(archive, name, info) for name, info in chosen.items()}, list(members)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OverflowError) as error:
         raise ValueError(_first_line(error)) from None

@@ -126,7 +126,7 @@ def _parse_csv(path: str, used: Sequence[str | None] = ()) -> "tuple[pd.DataFram
     import pandas as pd
 
     try:
-        check_memory(check_regular(Path(path)), "it has")
+        check_memory(check_regular(Path(path)), "it needs")
         # Two lines, so that a header shorter than its rows is an error: pandas would take the rest for row names.
         header = pd.read_csv(path, header=None, nrows=2, dtype=str, skipinitialspace=True, keep_default_na=False)
         frame = pd.read_csv(path, skipinitialspace=True)
@@ -151,7 +151,7 @@ def read_parquet(path: str) -> "pd.DataFrame":
         with ParquetFile(path) as file:
             declared = file.metadata  # a column that repeats one value has few bytes, whatever its rows
         size = sum(declared.row_group(group).total_byte_size for group in range(declared.num_row_groups))
-        check_memory(max(size, 8 * declared.num_rows * declared.num_columns), "its columns have")
+        check_memory(max(size, 8 * declared.num_rows * declared.num_columns), "its columns need")
         return pd.read_parquet(path)
     except (OSError, ValueError, NotImplementedError, KeyError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0]
