@@ -170,7 +170,7 @@ def test_memory_that_runs_out_ends_in_a_sentence(error, monkeypatch, capsys):
 
     monkeypatch.setitem(COMMANDS, "run", ("", fail))
     assert main(["run", "fedavg", *TINY]) == 2
-    assert capsys.readouterr().err.startswith("priory: the memory of this machine does not suffice; choose a smaller ")
+    assert capsys.readouterr().err.startswith("priory: not enough memory; choose a smaller ")
 
 
 def test_another_failure_at_run_time_is_not_taken_for_memory(monkeypatch):

@@ -12,10 +12,7 @@ from priory.core.text import printable
 USAGE_ERROR = 2
 DIVERGED = 3
 INTERRUPTED = 130
-NO_MEMORY = (
-    "the memory of this machine does not suffice; choose a smaller model, batch, cohort or --client-batch. What was "
-    "committed is intact."
-)
+NO_MEMORY = "not enough memory; choose a smaller model, batch, cohort or --client-batch. What was committed is intact."
 
 
 def main(argv: Sequence[str] | None = None) -> int:

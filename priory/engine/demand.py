@@ -20,6 +20,7 @@ from priory.fed.local import Work
 from priory.fed.schedule import RENAMED
 from priory.models.model import Model
 
+SIZES = ("cohort", "active", "client_batch", "eval_clients")  # settings of a run that are lengths of arrays
 COUNTED = ("rounds", "onboard_visits")  # settings of a run that a compiled loop counts to
 STEP, LONGEST = 1e-6, 600.0  # seconds: less than any local step takes, and the most that a round may surely take
 # Primitives whose results XLA writes to memory; others may be fused into what reads them. So may random bits, but as
@@ -47,10 +48,11 @@ def counting(method: Any) -> Iterator[None]:
     try:
         yield
     except OverflowError:
-        value, name = max(((value, name) for name, value in _numbers(method)), default=(0, "method"))
-        raise UsageError(
-            f"{_typed(name, value)} is, together with other numbers, more than compiled code counts to; choose less."
-        ) from None
+        limit = "the 32-bit limit of compiled code"
+        value, name = max(((value, name) for name, value in _numbers(method)), default=(0, None))
+        if name is None:
+            raise UsageError(f"The numbers of this run exceed, together, {limit}; choose smaller ones.") from None
+        raise UsageError(f"{_typed(name, value)} exceeds, together with other numbers, {limit}; choose less.") from None
 
 
 def check_model(network: Model, input_shape: tuple[int, ...], name: str) -> None:
@@ -102,9 +104,10 @@ def _num_bytes(shape: Any) -> int:
 
 
 def _culprit(shapes: Iterable[tuple[int, ...]], method: Any, chosen: Settings) -> str | None:
-    """Return the whole number of the method or of the run that is the greatest length of the largest shape."""
+    """Return the number of the method, or of the run's sizes, that is the greatest length of the largest shape."""
     longest = max(max(shapes, key=math.prod, default=()), default=0)
-    named = [_typed(name, value) for name, value in (*_numbers(method), *_numbers(chosen)) if value == longest]
+    own = ((name, getattr(chosen, name)) for name in SIZES)
+    named = [_typed(name, value) for name, value in (*_numbers(method), *own) if value == longest]
     return named[0] if named else None
 
 

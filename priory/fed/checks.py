@@ -43,7 +43,7 @@ def single(name: str, value: float) -> None:
 def countable(name: str, value: int) -> None:
     """Raise on a whole number that compiled code, which counts in 32 bits, cannot hold."""
     if abs(value) > MOST:
-        raise UsageError(f"{name}={value} is beyond ±{MOST}, the most that compiled code counts to; choose less.")
+        raise UsageError(f"{name}={value} exceeds the 32-bit limit of compiled code; choose less.")
 
 
 def choices(settings: Any) -> None:

@@ -48,9 +48,29 @@ def test_the_number_that_is_too_large_is_named(monkeypatch):
         demand.check_program(product(51), FedAvg(work=Work(batch_size=51)), PLAIN)
 
 
+@pytest.mark.parametrize("name", demand.SIZES)
+def test_a_size_of_the_run_that_is_too_large_is_named(monkeypatch, name):
+    limited(monkeypatch, 4 * 50**2)
+    chosen = dataclasses.replace(PLAIN, **{name: 51})
+    with pytest.raises(UsageError, match=f"{name.replace('_', '-')}=51 needs at least"):
+        demand.check_program(product(51), FedAvg(), chosen)
+
+
+@pytest.mark.parametrize("name", ["seed", "rounds", "onboard_visits", "eval_every", "resident_bytes"])
+def test_a_setting_that_is_no_length_is_not_named(monkeypatch, name):
+    limited(monkeypatch, 4 * 50**2)
+    with pytest.raises(UsageError, match=r"An array of shape \(51, 51\) in a round needs at least"):
+        demand.check_program(product(51), FedAvg(), dataclasses.replace(PLAIN, **{name: 51}))
+
+
+def test_numbers_that_are_too_large_together_are_blamed_on_none_where_the_method_has_none():
+    with pytest.raises(UsageError, match=r"^The numbers of this run exceed"), demand.counting(object()):
+        raise OverflowError
+
+
 @pytest.mark.parametrize("value", [2**31, -(2**31)])
 def test_a_number_beyond_what_is_counted_is_refused(value):
-    with pytest.raises(UsageError, match=rf"batch-size={value} is beyond"):
+    with pytest.raises(UsageError, match=rf"batch-size={value} exceeds the 32-bit limit"):
         demand.check_numbers(FedAvg(work=Work(batch_size=value)), PLAIN)
 
 
