@@ -27,6 +27,8 @@ from priory.core.sealed import is_as_written, sealed, sealed_lines, unsealed
 from priory.records import RecordStore, gone, missing_file, sync_directory, write_all
 
 PyTree = Any
+TRACKED = ("wandb", "mlruns")  # directories of trackers, which make links
+WRITTEN = (".json", ".jsonl", ".toml", ".bin", ".html", ".lock", ".log", ".db")  # endings of files that Priory writes
 METRICS_BYTES, METRICS_SHA256 = "metrics_bytes", "metrics_sha256"  # of what a commit or a summary counts
 
 
@@ -386,7 +388,8 @@ def read_manifest(path: Path, may_be_edited: bool = False) -> dict[str, Any]:
     if not may_be_edited and not is_as_written(raw):
         raise UsageError(
             f"{path} does not match the checksum in its last line, so it was damaged or edited; bring the original "
-            f"back, or run an edited one in another directory: priory run {path}."
+            "back, or delete its last line if you edited it on purpose, or run it in another directory: "
+            f"priory run {path}."
         )
     return table
 
@@ -401,19 +404,18 @@ def check_writable(path: Path) -> None:
 
 
 def check_no_links(path: Path) -> None:
-    """Raise if a directory that is to be written holds a link, which may lead to any file, or a pipe or device.
+    """Raise if a directory that is to be written contains a link, pipe or device that Priory could write through.
 
-    The directory itself may be a link, since the user named it.
+    The directory itself may be a link, since the user named it. Links to files that Priory never writes are left alone,
+    such as data of the user, and so are hidden entries and the directories of trackers.
     """
     for place, directories, files in os.walk(path):
+        directories[:], files = filter(_is_looked_at, directories), list(filter(_is_looked_at, files))
         for entry in (Path(place, name) for name in (*directories, *files)):
-            mode = entry.lstat().st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                what = "a symbolic link" if stat.S_ISLNK(mode) else "neither a file nor a directory"
-                raise UsageError(
-                    f"{entry} is {what}, and nothing is written to a directory that holds such; delete it, or choose "
-                    "another directory."
-                )
+            with suppress(FileNotFoundError):  # it was deleted meanwhile
+                mode = entry.lstat().st_mode
+                if (stat.S_ISLNK(mode) and entry.is_dir()) or (not stat.S_ISDIR(mode) and _could_be_written(entry)):
+                    _check_regular(entry, mode)
 
 
 @contextmanager
@@ -459,6 +461,25 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> Non
         sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_looked_at(name: str) -> bool:
+    return not name.startswith(".") and name not in TRACKED
+
+
+def _could_be_written(entry: Path) -> bool:
+    """Return whether an entry has a name like the files that Priory writes in place."""
+    # SQLite writes state.db-wal beside state.db.
+    return entry.name == "lock" or entry.suffix.lower().partition("-")[0] in WRITTEN
+
+
+def _check_regular(entry: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        what, it = ("a symbolic link", "the link") if stat.S_ISLNK(mode) else ("neither a file nor a directory", "it")
+        raise UsageError(
+            f"{entry} is {what}, and Priory does not write to a directory that contains one; choose another "
+            f"directory, or remove {it}."
+        )
 
 
 def _read_commit(path: Path) -> dict[str, Any]:

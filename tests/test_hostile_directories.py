@@ -81,10 +81,14 @@ def plant(entry: Path, precious: Path) -> None:
 @pytest.mark.parametrize("command", [*NEW, *OLD])
 def test_nothing_is_written_through_a_link_in_an_output_directory(command, elsewhere, capsys):
     argv, name = (NEW | OLD)[command]
+    if argv[0] == "resume":  # a finished run is only loaded
+        for result in ("summary.json", "clients.json"):
+            Path("run", result).unlink()
     plant(Path("out" if command in NEW else "run") / name, elsewhere)
     assert main(argv) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "is a symbolic link" in line
+    assert "choose another directory, or remove the link" in line
     assert [path.name for path in elsewhere.iterdir()] == ["bashrc"]
     assert (elsewhere / "bashrc").read_text() == "kept"
 
@@ -107,6 +111,42 @@ def test_a_pipe_in_an_output_directory_is_refused_before_anybody_waits_for_it(el
 def test_a_directory_without_links_is_accepted(finished):
     check_no_links(finished)
     check_no_links(finished / "nothing")
+
+
+@pytest.mark.parametrize("name", ["state.db-wal", "flower/logs/node.log", "nodes.lock", "lock", "deep/config.TOML"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe"])
+def test_an_entry_that_could_be_written_through_is_refused(name, kind, tmp_path):
+    entry = tmp_path / "out" / name
+    entry.parent.mkdir(parents=True)
+    (tmp_path / "target").touch()
+    os.mkfifo(entry) if kind == "pipe" else entry.symlink_to(tmp_path / ("target" if kind == "link" else "nothing"))
+    with pytest.raises(UsageError, match="choose another directory, or remove"):
+        check_no_links(tmp_path / "out")
+
+
+def test_links_that_users_and_tools_make_are_left_alone(tmp_path):
+    (tmp_path / "target").touch()
+    out = tmp_path / "out"
+    for name in (".venv/bin/python", "data.csv", "deep/rows.parquet", "wandb/debug.log", ".git/hooks.toml"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).symlink_to(tmp_path / "target")
+    for name in ("wandb/latest-run", "mlruns", ".cache"):
+        (out / name).symlink_to(tmp_path, target_is_directory=True)
+    (out / "absent.csv").symlink_to(tmp_path / "nothing")
+    os.mkfifo(out / "socket")
+    check_no_links(out)
+
+
+def test_an_entry_that_vanishes_meanwhile_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "old.json").touch()
+    found = [(str(tmp_path), ["gone"], ["gone.json", "old.json"])]
+    monkeypatch.setattr(os, "walk", lambda _: found)
+    check_no_links(tmp_path)
+
+
+def test_a_finished_run_with_links_is_loaded_by_resume(elsewhere):
+    plant(Path("run/data.json"), elsewhere)
+    assert main(["resume", "run"]) == 0
 
 
 def test_a_planted_temporary_file_is_not_followed(elsewhere):

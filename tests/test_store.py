@@ -187,9 +187,11 @@ def test_a_manifest_that_was_edited_is_no_longer_that_of_a_run(tmp_path):
     RunDirectory(tmp_path).create({"run": {"rounds": 3}, "environment": {"data_checksum": "0"}})
     path = tmp_path / "manifest.toml"
     path.write_text(path.read_text().replace("3", "4", 1))
-    with pytest.raises(UsageError, match=r"damaged or edited; bring the original back, or run .* priory run "):
+    with pytest.raises(UsageError, match=r"edited; bring the original back, or delete its last line if .* priory run "):
         RunDirectory(tmp_path).manifest()
     assert read_manifest(path, may_be_edited=True)["run"] == {"rounds": 4}
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]))  # the remedy
+    assert RunDirectory(tmp_path).manifest()["run"] == {"rounds": 4}
 
 
 def test_a_directory_that_cannot_be_made_ends_in_a_sentence(tmp_path):

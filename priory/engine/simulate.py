@@ -109,11 +109,13 @@ def resume(
         raise UsageError(
             f"{path} has results and no checkpoint to go on from; run its manifest.toml again in another directory."
         )
-    check_no_links(Path(path))
+    is_finished = directory.summary() is not None
+    if not is_finished:
+        check_no_links(Path(path))
     let_go_of_programs()
     session = _reopen(path, federation, method, model, channel, trust_code)
     tracker = _tracker(track, path)
-    if directory.summary() is not None:
+    if is_finished:
         return session.loaded(tracker)
     return session.run(listener, stop, tracker)
 
