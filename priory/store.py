@@ -234,10 +234,14 @@ class RunDirectory:
     def write_summary(self, summary: dict[str, Any], per_client: dict[str, Any]) -> None:
         """Write `clients.json`, then `summary.json`: a run with a summary is finished.
 
-        The summary has the checksum of all metrics, whose last line is part of no commit.
+        The summary has the checksum of all metrics, whose last line is part of no commit. Raises where the
+        metrics are not those that this object wrote.
         """
         path = self.path / "metrics.jsonl"
         length = path.stat().st_size if path.exists() else 0
+        written, digest = self._hashed
+        if written and (written, digest.hexdigest()) != (length, _sha256_of(path)):
+            raise gone(path)
         counted = {METRICS_BYTES: length, METRICS_SHA256: self.metrics_sha256(length)}
         write_atomically(self.path / "clients.json", sealed(per_client))
         write_atomically(self.path / "summary.json", sealed({**summary, **counted}, indent=2))
@@ -461,6 +465,11 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> Non
         sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_looked_at(name: str) -> bool:

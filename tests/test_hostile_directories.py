@@ -189,6 +189,21 @@ def test_files_that_vanish_during_the_last_evaluation_are_missed_too(name, elsew
     assert not Path("out/summary.json").exists()
 
 
+@pytest.mark.parametrize("added", ["", "more"])
+def test_metrics_that_were_replaced_are_missed(added, elsewhere, monkeypatch, capsys):
+    path = Path("out/metrics.jsonl")
+
+    def evaluated(self, line):
+        if line["round"] == 1:
+            Path("copy").write_text(path.read_text().replace('"round": 1', '"round": 7') + added)
+            os.replace("copy", path)
+
+    monkeypatch.setattr(progress.Lines, "evaluated", evaluated)
+    assert main(RUN) == 2
+    assert f"{path} was deleted, cut or replaced" in capsys.readouterr().err
+    assert not Path("out/summary.json").exists()
+
+
 def test_a_file_that_was_replaced_is_missed(elsewhere):
     records = Path("out/checkpoint/server/records.bin")
 

@@ -14,8 +14,8 @@ class History(Sequence[Line]):
     """One line per evaluation, as in metrics.jsonl; it compares like a list.
 
     A parsed line takes 5 kB. While a run with a directory goes on, the file alone has its lines, and memory does not
-    grow with their number. Without a directory each line is kept as compressed text, about a tenth of that. Lines are
-    parsed when they are asked for, and stay parsed until another is added.
+    grow with their number. Without a directory, and once `keep` was called, each line is kept as compressed text, about
+    a tenth of that. Lines are parsed when they are asked for, and stay parsed until another is added.
 
     Args:
         lines: The lines so far, kept in memory.
@@ -27,16 +27,22 @@ class History(Sequence[Line]):
         self, lines: Iterable[Line] = (), directory: RunDirectory | None = None, length: int | None = None
     ) -> None:
         self._directory, self._length = directory, length
-        self._packed = [zlib.compress(json.dumps(line).encode()) for line in lines]
+        self._packed = list(map(_packed, lines))
         self._parsed: list[Line] | None = None
 
     def append(self, line: Line, length: int) -> None:
         """Add a line; `length` are the bytes of the metrics with it, where a directory has it already."""
         self._parsed = None
         if self._directory is None:
-            self._packed.append(zlib.compress(json.dumps(line).encode()))
+            self._packed.append(_packed(line))
         else:
             self._length = length
+
+    def keep(self) -> None:
+        """Keep the lines in memory, so that they can be read when their directory is gone."""
+        if self._directory is not None:
+            self._packed = list(map(_packed, self._lines()))
+            self._directory = self._parsed = None
 
     @overload
     def __getitem__(self, index: int) -> Line: ...
@@ -64,3 +70,7 @@ class History(Sequence[Line]):
         elif self._parsed is None:
             self._parsed = [json.loads(zlib.decompress(packed)) for packed in self._packed]
         return self._parsed
+
+
+def _packed(line: Line) -> bytes:
+    return zlib.compress(json.dumps(line).encode())

@@ -67,7 +67,7 @@ class Run:
         newcomers: Scores of held-out clients after onboarding with labels; None without any.
         newcomers_unlabelled: Of what their training inputs alone give; None if the method cannot use these.
         newcomers_global: Of the global model, which has seen nothing of them; None if the method has none.
-        history: A line for each evaluation, as in metrics.jsonl, which has them where the run has a directory.
+        history: A line for each evaluation, as in metrics.jsonl; `list(run.history)` is what `json.dumps` takes.
         communication: Bytes down and up for each client and round.
         seconds: Spent compiling, training, evaluating.
         extra: What else is to be known, such as clients whose updates were not finite.

@@ -156,6 +156,7 @@ class Session:
             with nullcontext(listener) if tracker is None else self._followed(tracker, listener) as told:
                 self._run_rounds(told, stop)
                 if self.completed < self.last_round:
+                    self.history.keep()
                     return self._result(None, None, {})
                 run = self._finished(told)
                 if tracker is not None:
@@ -227,6 +228,7 @@ class Session:
         if self.directory is not None:
             self._check_in_place()
             self.directory.write_summary(run.summary(), run.per_client())
+            self.history.keep()
         return run
 
     def _check_in_place(self) -> None:
@@ -533,6 +535,8 @@ class Session:
                 f"{self.directory.path / 'metrics.jsonl'} does not end with the round of summary.json, so it "
                 "was cut; delete summary.json and resume the run."
             )
+        if summary:
+            self.history.keep()
         if tracker is not None:
             with self._followed(tracker):
                 tracker.finished(summary)

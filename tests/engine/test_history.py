@@ -1,6 +1,8 @@
 """The lines of a run: a list to whoever reads them, and little memory while they are many."""
 
 import gc
+import json
+import shutil
 import tracemalloc
 
 import pytest
@@ -46,6 +48,26 @@ def test_lines_of_another_process_do_not_belong_to_a_run(tmp_path):
     found = History(directory=directory, length=length)
     directory.append_metrics(LINES[1], length)
     assert found == LINES[:1]
+
+
+def test_lines_that_are_kept_survive_their_directory(history, tmp_path):
+    history.keep()
+    (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
+    assert history == LINES
+    history.append(LINES[0], 0)
+    assert history[3:] == LINES[:1]
+
+
+@pytest.mark.parametrize("how", ["finished", "stopped", "loaded", "resumed"])
+def test_the_history_of_a_run_survives_its_directory(how, simulate, tmp_path):
+    asked = iter([False, True])
+    stop = (lambda: next(asked, True)) if how == "stopped" else (lambda: False)
+    run = simulate(priory.Ditto(), rounds=4, eval_every=1, out=tmp_path / "run", stop=stop)
+    if how in ("loaded", "resumed"):
+        run = (priory.load if how == "loaded" else priory.resume)(tmp_path / "run", federation=run.federation)
+    shutil.rmtree(tmp_path / "run")
+    lines = json.loads(json.dumps(list(run.history)))
+    assert [line["round"] for line in lines] == list(range(1, run.completed + 1))
 
 
 class Scales:
