@@ -107,15 +107,24 @@ class RecordStore:
         self._closing = weakref.finalize(self, _close_all, self._data, self._index)
 
     def read(self, ids: np.ndarray, at: int) -> tuple[PyTree, np.ndarray]:
-        """The newest records not younger than `at`, stacked, and which of them exist (the others are zeros)."""
+        """The newest records not younger than `at`, stacked, and which of them exist (the others are zeros).
+
+        Raises where a run that goes on in another process has replaced one of them.
+        """
         rows, found = np.zeros((len(ids), self._codec.size), np.uint8), np.zeros(len(ids), bool)
         for row, client in enumerate(map(int, ids)):
-            generations = self._usable(client, at)
+            entries = self._entries(client)
+            generations = self._usable(client, entries, at)
             newest = max(generations)
             if newest == NEVER:
+                if NEVER not in entries:  # a run writes the second slot after its next commit
+                    self._miss()
                 continue
             record = self._record(client, generations.index(newest))
-            if self._format.generation_of(client, record) not in (newest, UNKNOWN):
+            held = self._format.generation_of(client, record)
+            if held is not None and held > at:
+                self._miss()
+            if held not in (newest, UNKNOWN):
                 self._refuse(client)
             rows[row], found[row] = np.frombuffer(record, np.uint8)[self._format.head :], True
         return self._codec.unpack(rows), found
@@ -123,7 +132,7 @@ class RecordStore:
     def write(self, ids: np.ndarray, records: PyTree, generation: int, committed: int) -> None:
         """Put stacked records down as `generation`, sparing the newest one that is not younger than `committed`."""
         for client, row in zip(map(int, ids), self._codec.pack(records, len(ids)), strict=True):
-            generations = self._usable(client, committed)
+            generations = self._usable(client, self._entries(client), committed)
             slot = 0 if max(generations) == NEVER else 1 - generations.index(max(generations))
             record = self._format.record(client, generation, row.tobytes())
             write_all(self._data, record, (2 * client + slot) * self._bytes)
@@ -135,9 +144,10 @@ class RecordStore:
         On disk too: a later commit would otherwise bring back a record that the resumed run never wrote.
         """
         for client in self._written():
-            usable = self._usable(client, generation)
+            entries = self._entries(client)
+            usable = self._usable(client, entries, generation)
             if NEVER in usable:
-                for slot, (entry, wanted) in enumerate(zip(self._entries(client), usable, strict=True)):
+                for slot, (entry, wanted) in enumerate(zip(entries, usable, strict=True)):
                     if wanted == NEVER != entry:
                         self._mark(client, slot, NEVER)
 
@@ -164,14 +174,13 @@ class RecordStore:
         """Give the files back; a store that nobody holds any more does so by itself."""
         self._closing()
 
-    def _usable(self, client: int, at: int) -> list[int]:
+    def _usable(self, client: int, entries: list[int | None], at: int) -> list[int]:
         """The generations in the two slots, `NEVER` in place of one after `at`; raises if the index is damaged.
 
         A process that dies may leave a torn entry, but only of a record that it wrote whole before and that is not
         wanted: it is younger than every commit, or as old as the one in the other slot. Any other entry that does not
         match its checksum was damaged.
         """
-        entries = self._entries(client)
         usable = [NEVER if entry is None or entry > at else entry for entry in entries]
         for slot, entry in enumerate(entries):
             if entry is None:
@@ -198,6 +207,9 @@ class RecordStore:
 
     def _record(self, client: int, slot: int) -> bytes:
         return _read_all(self._data, self._bytes, (2 * client + slot) * self._bytes)
+
+    def _miss(self) -> NoReturn:
+        raise UsageError(f"The run that writes {self._path} went on meanwhile; load it again.")
 
     def _refuse(self, client: int) -> NoReturn:
         raise UsageError(

@@ -240,7 +240,7 @@ class RunDirectory:
         path = self.path / "metrics.jsonl"
         length = path.stat().st_size if path.exists() else 0
         written, digest = self._hashed
-        if written and (written, digest.hexdigest()) != (length, _sha256_of(path)):
+        if written and (written != length or digest.hexdigest() != _sha256_of(path)):
             raise gone(path)
         counted = {METRICS_BYTES: length, METRICS_SHA256: self.metrics_sha256(length)}
         write_atomically(self.path / "clients.json", sealed(per_client))

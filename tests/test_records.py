@@ -78,9 +78,45 @@ def test_a_record_without_leaves_can_be_written_and_found(tmp_path):
 def test_a_read_at_a_generation_sees_nothing_younger(tmp_path):
     kept = opened(tmp_path)
     kept.write(ids(0), stack([4]), 4, 0)
-    kept.write(ids(0), stack([7]), 7, 4)
     assert not kept.read(ids(0), 3)[1][0]
+    kept.write(ids(0), stack([7]), 7, 4)
     assert [int(kept.read(ids(0), at)[0]["n"][0]) for at in (4, 6, 7, 9)] == [4, 4, 7, 7]
+
+
+def test_a_reader_is_told_when_a_run_that_goes_on_has_replaced_what_it_reads(place):
+    kept = opened(place)
+    kept.write(ids(0, 1), stack([3, 4]), 3, 0)
+    reader = opened(place)
+    kept.write(ids(0), stack([5]), 5, 3)
+    assert reader.read(ids(0, 1, 2), 3)[0]["n"].tolist() == [3, 4, 0]
+    kept.write(ids(0), stack([7]), 7, 5)
+    with pytest.raises(UsageError, match="went on meanwhile; load it again"):
+        reader.read(ids(0), 3)
+    assert reader.read(ids(1, 2), 3)[1].tolist() == [True, False]
+
+
+def test_a_reader_is_told_of_a_record_that_is_replaced_between_its_two_reads(tmp_path, monkeypatch):
+    kept = opened(tmp_path)
+    kept.write(ids(0), stack([3]), 3, 0)
+    reader, entries = opened(tmp_path), RecordStore._entries
+
+    def overtaken(store, client):
+        found = entries(store, client)
+        monkeypatch.undo()
+        kept.write(ids(0), stack([5]), 5, 3)
+        kept.write(ids(0), stack([7]), 7, 5)
+        return found
+
+    monkeypatch.setattr(RecordStore, "_entries", overtaken)
+    with pytest.raises(UsageError, match="went on meanwhile; load it again"):
+        reader.read(ids(0), 3)
+
+
+def test_an_unwritten_record_costs_one_read(tmp_path, monkeypatch):
+    kept, reads, pread = opened(tmp_path), [], os.pread
+    monkeypatch.setattr(os, "pread", lambda *asked: reads.append(asked) or pread(*asked))
+    assert not kept.read(ids(1), 3)[1].any()
+    assert len(reads) == 1
 
 
 def test_uncommitted_generations_are_gone_after_reopening(tmp_path):

@@ -50,8 +50,14 @@ def check_memory(size: int, what: str) -> None:
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """Return the contents of a regular file that fits into memory and has at most so many bytes."""
+    """Return the contents of a regular file that fits into memory and has at most so many bytes.
+
+    Args:
+        most: By default `MOST_TEXT` for a JSON file, and any number for others.
+    """
     size = check_regular(path)
+    if most is None and path.suffix == ".json":
+        most = MOST_TEXT
     try:
         if most is not None and size > most:
             raise ValueError(f"it has {memory.shown(size)}, more than {memory.shown(most)}")

@@ -33,6 +33,15 @@ def test_a_small_file_is_read_however_little_memory_is_free(tmp_path, monkeypatc
         reading.read_bytes(tmp_path / "small")
 
 
+def test_a_json_file_beyond_the_limit_is_refused_by_every_reader(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_TEXT", 10)
+    for name in ("rows.json", "rows.safetensors"):
+        (tmp_path / name).write_bytes(bytes(11))
+    assert len(reading.read_bytes(tmp_path / "rows.safetensors")) == 11
+    with pytest.raises(OSError, match="it has 11 bytes, more than 10 bytes"):
+        reading.read_bytes(tmp_path / "rows.json")
+
+
 @pytest.mark.parametrize("start", ['x = "', 'x = """', "x = '", "x = '''", "#", ""])
 @pytest.mark.parametrize("piece", ['\\"', "\\", '"', "'", '" ', '""a', "''a", "#"])
 def test_the_time_of_a_bad_string_grows_with_its_length_only(start, piece):
