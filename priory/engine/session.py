@@ -226,17 +226,20 @@ class Session:
         if len(self.tasks) > 1 and personal is not None:
             run.extra["architectures"] = grouping.by_architecture(self.models, personal)
         if self.directory is not None:
+            assert self.checkpoint is not None
             self._check_in_place()
+            self.checkpoint.check_in_place()
             self.directory.write_summary(run.summary(), run.per_client())
             self.history.keep()
         return run
 
     def _check_in_place(self) -> None:
-        """Raise if somebody deleted the files of the run meanwhile: it would end as if it could be read again."""
+        """Raise if somebody deleted the files of the run meanwhile: it would end as if it could be read again.
+
+        The checkpoint is checked by each commit.
+        """
         assert self.directory is not None
-        assert self.checkpoint is not None
         self.directory.check_in_place(self.metrics_bytes)
-        self.checkpoint.check_in_place()
         if not (path := self.directory.path / "manifest.toml").exists():
             raise gone(path)
 
