@@ -43,12 +43,12 @@ def test_a_json_file_beyond_the_limit_is_refused_by_every_reader(tmp_path, monke
 
 
 @pytest.mark.parametrize("start", ['x = "', 'x = """', "x = '", "x = '''", "#", ""])
-@pytest.mark.parametrize("piece", ['\\"', "\\", '"', "'", '" ', '""a', "''a", "#"])
-def test_the_time_of_a_bad_string_grows_with_its_length_only(start, piece):
-    text = start + piece * ((1 << 20) // len(piece))
-    began = time.process_time()
-    reading.NO_KEYS.sub("", text)
-    assert time.process_time() - began < 2
+def test_the_time_of_a_bad_string_grows_with_its_length_only(start):
+    for piece in ('\\"', "\\", '"', "'", '" ', '""a', "''a", "#"):
+        text = start + piece * ((1 << 20) // len(piece))
+        began = time.process_time()
+        reading.NO_KEYS.sub("", text)
+        assert time.process_time() - began < 2
 
 
 def test_a_bad_string_of_a_megabyte_is_refused_in_time():
