@@ -154,7 +154,7 @@ def test_the_search_finds_a_method_from_a_disk(site):
 
 @pytest.mark.slow
 def test_a_new_method_is_in_the_menu_and_what_is_amiss_fails_the_build(tmp_path):
-    for name in ("mkdocs.yml", "README.md", "CHANGELOG.md", "CITATION.cff"):
+    for name in ("mkdocs.yml", "README.md", "CHANGELOG.md", "SECURITY.md", "CITATION.cff"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     (tmp_path / "priory").symlink_to(ROOT / "priory")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from priory.cli import main, run
+from priory.core.sealed import unsealed
 from tests.deploy.conftest import small_arrays
 
 pytestmark = pytest.mark.xdist_group("several networks")  # tests/deploy/test_one_truth.py trains the same
@@ -20,7 +21,7 @@ def _data(somewhere_else):
 
 
 def table_of(path):
-    return json.loads(Path(path, "architectures.json").read_text())
+    return unsealed(Path(path, "architectures.json").read_text())
 
 
 @pytest.mark.slow  # as below; tests/engine/test_architectures.py has the table
