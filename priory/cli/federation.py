@@ -73,7 +73,7 @@ class DataFlags:
         columns = {name: getattr(self, name) for name in named}
         loaded = data.load(self.data, scale=self.column(), **columns)
         if told and Path(self.data).suffix == ".csv":
-            report.console().print(loaded.describe(), markup=False, soft_wrap=True)
+            report.say(loaded.describe())
         return loaded.partition(
             self.partition,
             clients=self.clients,

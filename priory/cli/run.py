@@ -267,7 +267,7 @@ def _simulate(method: Any, data: Federation, settings: Settings, output: Elsewhe
     )
     if tuner.is_open(method):  # before runs that only choose the number of clusters
         tuner.check(method, data, out=path, track=output.track, **dataclasses.asdict(settings))
-    report.console().print(f"{name} on {data.describe()}", markup=False, soft_wrap=True)
+    report.say(f"{name} on {data.describe()}")
     method = settled(method, data, settings)
     with progress.interruptible() as stop, progress.watching(name) as watcher:
         how: dict[str, Any] = {"listener": watcher, "stop": stop, "track": output.track}
@@ -333,7 +333,7 @@ def _compare_architectures(finished: Run, alone: bool) -> int:
             )
         if apart.completed < settings.rounds:
             again = f"priory resume {finished.path}{trusting(finished.settings)}"
-            report.console().print(f"Stopped; compare with the clients alone by: {again}", markup=False, soft_wrap=True)
+            report.say(f"Stopped; compare with the clients alone by: {again}")
             return INTERRUPTED
         for model, row in apart.extra["architectures"].items():
             found[model] |= _gained(found[model], row)

@@ -23,6 +23,7 @@ __all__ = [
     "methods_table",
     "run_lines",
     "run_table",
+    "say",
     "score_line",
     "sources_table",
     "tuning_table",
@@ -78,6 +79,11 @@ def console(stderr: bool = False) -> Console:
     if stderr or sys.stdout.isatty():
         return PlainConsole(stderr=stderr)
     return PlainConsole(width=PLAIN_WIDTH, color_system=None)
+
+
+def say(line: str) -> None:
+    """Print a line that stays one line however long it is, so that it can be copied."""
+    console().print(line, soft_wrap=True)
 
 
 def value_at(record: dict[str, Any], name: str) -> float | None:

@@ -50,7 +50,7 @@ def budget(argv: Sequence[str]) -> int:
         print(json.dumps({**asdict(book), "spent": book.spent() if book.runs else 0.0}))
         return 0
     for line in lines_of(book, client):
-        report.console().print(line, markup=False, highlight=False, soft_wrap=True)
+        report.say(line)
     return 0
 
 

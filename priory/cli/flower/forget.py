@@ -35,5 +35,5 @@ def forget(argv: Sequence[str]) -> int:
             report.console().print("nothing was deleted")
             return 0
     gone = kept.forget(directory, client, run)
-    report.console().print(f"{len(gone)} files of client {client} deleted", markup=False, highlight=False)
+    report.say(f"{len(gone)} files of client {client} deleted")
     return 0

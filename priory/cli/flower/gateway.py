@@ -49,5 +49,5 @@ def gateway(argv: Sequence[str]) -> int:
             "libnginx-mod-stream)"
         )
     for line in lines:
-        report.console().print(line, markup=False, highlight=False, soft_wrap=True)
+        report.say(line)
     return 0

@@ -22,5 +22,5 @@ def hash_app(argv: Sequence[str]) -> int:
     groups = {"hash": flags.group("hash", "", [DIRECTORY])}
     directory = Path(flags.parse(groups, argv, "priory flower hash", TEXT)["hash"]["directory"])
     package_of(directory)
-    report.console().print(written_hash(directory), markup=False, highlight=False, soft_wrap=True)
+    report.say(written_hash(directory))
     return 0

@@ -73,7 +73,7 @@ def keys(argv: Sequence[str]) -> int:
     tls.write_secret(place / tls.SECRET)
     for node in range(values["nodes"]):
         tls.write_node_key(place / f"client-{node}")
-    _say(f"{', '.join(sorted(path.name for path in place.iterdir()))} in {place}")
+    report.say(f"{', '.join(sorted(path.name for path in place.iterdir()))} in {place}")
     return 0
 
 
@@ -106,12 +106,12 @@ def _list(argv: Sequence[str]) -> int:
         print(json.dumps({"certificates": table, "keys": rows, "warnings": warnings}))
         return WARNED if warnings else 0
     for one in certificates:
-        _say(f"{one.path.name:12}until {one.until:%Y-%m-%d}, {one.days()} days  {', '.join(one.hosts)}".rstrip())
+        report.say(f"{one.path.name:12}until {one.until:%Y-%m-%d}, {one.days()} days  {', '.join(one.hosts)}".rstrip())
     for row in rows:
         known = "" if nodes is None else f"  {row['status']}{', node ' + row['node'] if row['node'] else ''}"
-        _say(f"{row['name']:12}{row['fingerprint']}{known}")
+        report.say(f"{row['name']:12}{row['fingerprint']}{known}")
     for warning in warnings:
-        _say(f"warning: {warning}")
+        report.say(f"warning: {warning}")
     return WARNED if warnings else 0
 
 
@@ -136,26 +136,28 @@ def _renew(argv: Sequence[str]) -> int:
     roster = _roster(Path(values["out"])) if values["out"] else None
     superlink, client = _superlink(values), node_keys.client_of(name)
     for line in node_keys.rotate(place, name, superlink, public, roster):
-        _say(line)
+        report.say(line)
     if roster is None:
-        _say(
+        report.say(
             f"a run that has begun still expects the old key of client {client}; unless there is none, give it the new "
             f"one: priory flower keys renew {place} --node {name} --public {place / f'{name}.pub'} "
             f"--superlink {superlink.name} --out OUT"
         )
     if public is None:
-        _say(f"send {place / name} to client {client} over a secure channel, then delete it here")
-    _say(f"client {client} starts its SuperNode again with --auth-supernode-private-key and the new private key")
+        report.say(f"send {place / name} to client {client} over a secure channel, then delete it here")
+    report.say(f"client {client} starts its SuperNode again with --auth-supernode-private-key and the new private key")
     return 0
 
 
 def _renew_server(place: Path, days: int) -> int:
     tls.renew_server_certificate(place, days)
     (server,) = [one for one in tls.certificates_in(place) if one.path.name == "server.pem"]
-    _say(f"{server.path} and server.key are new, valid until {server.until:%Y-%m-%d} for {', '.join(server.hosts)}")
-    _say("restart the SuperLink, and reload the proxy in front of it if that uses them; nodes need nothing new")
+    report.say(
+        f"{server.path} and server.key are new, valid until {server.until:%Y-%m-%d} for {', '.join(server.hosts)}"
+    )
+    report.say("restart the SuperLink, and reload the proxy in front of it if that uses them; nodes need nothing new")
     for warning in _warnings(place):
-        _say(f"warning: {warning}")
+        report.say(f"warning: {warning}")
     return 0
 
 
@@ -169,8 +171,8 @@ def _revoke(argv: Sequence[str]) -> int:
         )
     superlink = _superlink(values)
     for line in node_keys.revoke(place, name, superlink):
-        _say(line)
-    _say(
+        report.say(line)
+    report.say(
         f"a run that has begun keeps the place of client {node_keys.client_of(name)} for a new key: priory flower keys "
         f"renew {place} --node {name} --public NEW.pub --superlink {superlink.name} --out OUT"
     )
@@ -240,7 +242,3 @@ def _standing(node: Node | None, is_asked: bool) -> dict[str, str | None]:
     if node is None:
         return {"node": None, "status": "not registered" if is_asked else None}
     return {"node": str(node.id), "status": node.status}
-
-
-def _say(line: str) -> None:
-    report.console().print(line, markup=False, highlight=False, soft_wrap=True)

@@ -53,7 +53,7 @@ def _verify(argv: Sequence[str]) -> int:
     verdicts = [(one.client, one.verify(head)) for one in logs]
     for client, verdict in verdicts:
         for line in lines_of(client, verdict):
-            _say(line)
+            report.say(line)
     return 0 if all(verdict.holds for _, verdict in verdicts) else BROKEN
 
 
@@ -63,12 +63,12 @@ def _show(argv: Sequence[str]) -> int:
         raise UsageError(f"last={values['last']} is too small; choose 1 or more.")
     for one in _logs(values):
         app = None
-        _say(f"client {one.client}:")
+        report.say(f"client {one.client}:")
         for entry in one.entries(values["last"]):
             if entry.get("app") not in (None, app):
                 app = entry["app"]
-                _say(one_line(f"  app {app}"))
-            _say(f"  {line_of(entry)}")
+                report.say(one_line(f"  app {app}"))
+            report.say(f"  {line_of(entry)}")
     return 0
 
 
@@ -128,7 +128,3 @@ def _short(number: Any) -> str:
 def _parsed(command: str, argv: Sequence[str], wanted: Sequence[Flag], text: str) -> dict[str, Any]:
     """Return the values of a command's flags."""
     return flags.parse({"log": flags.group("log", "", wanted)}, argv, f"priory flower log {command}", text)["log"]
-
-
-def _say(line: str) -> None:
-    report.console().print(line, markup=False, highlight=False, soft_wrap=True)

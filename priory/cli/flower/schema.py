@@ -45,5 +45,5 @@ def schema(argv: Sequence[str]) -> int:
         "  replace them by what is known without the rows, set reviewed = true, and make an app with",
         f"  priory flower init DIR --schema {out}",
     ):
-        report.console().print(line, markup=False, highlight=False, soft_wrap=True)
+        report.say(line)
     return 0

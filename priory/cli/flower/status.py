@@ -29,7 +29,7 @@ def status(argv: Sequence[str]) -> int:
         print(json.dumps(told))
     else:
         for line in lines_of(told, directory):
-            report.console().print(line, markup=False, highlight=False, soft_wrap=True)
+            report.say(line)
     return 0 if fine else DEAD
 
 
