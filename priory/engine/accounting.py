@@ -310,9 +310,7 @@ def open_ledger(
         _check_assumed(chosen.dp_sensitivity, reach)
     drawn = _spending(mode, participation, bool(jax.tree.leaves(contact.client)), root, chosen.rounds, chosen.dp_delta)
     size = trees.size(contact.message.payload)
-    spending: Spending = drawn
-    if deployed:
-        spending = Concentrated(drawn.most) if isinstance(drawn, Counted) else OnGrid(drawn, size)
+    spending = _on_grid(drawn, size) if deployed else drawn
     noise = chosen.dp_noise
     if noise is None:
         assert chosen.dp_epsilon is not None
@@ -537,6 +535,11 @@ def _check_assumed(sensitivity: float | None, reach: float) -> None:
             f"dp-sensitivity={sensitivity:g} is an assumption for simulations, since one client can change what is "
             f"released by {reach:.4g}; leave it out on a network."
         )
+
+
+def _on_grid(drawn: Counted | Poisson | WithoutReplacement, size: int) -> Spending:
+    """Return what the same rounds cost with discrete Gaussian noise on so many numbers."""
+    return Concentrated(drawn.most) if isinstance(drawn, Counted) else OnGrid(drawn, size)
 
 
 def _spending(

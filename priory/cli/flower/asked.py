@@ -28,7 +28,7 @@ DEFAULT = "pfedbayes"
 
 @dataclass(frozen=True)
 class Asked:
-    """A federation to deploy, and what else was said.
+    """A federation to deploy, and the other values of the command.
 
     Attributes:
         federation: The rows to deal; None where a schema is given without data.

@@ -11,7 +11,7 @@ from priory.deploy.app import write_app
 
 TEXT = (
     "Write a Flower app that trains a method: `flwr run` runs it in Flower's simulation and on a SuperLink. The data "
-    "tell what examples look like and how many clients there are; they are not in the app, and a node reads its own. "
+    "show what examples look like and how many clients there are; they are not in the app, and a node reads its own. "
     "With --schema that is stated by a file instead, and --data need not be given."
 )
 DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "New directory of the app.", placed="DIR")
