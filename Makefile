@@ -3,7 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
-PIP_LOCKED := $(PIP_INSTALL) --require-hashes --requirement
+# The locks name every package, so nothing is left to resolve; without --no-deps, pip 23.2 looks up the newest SQLAlchemy for
+# an extra that Flower asks for, and then refuses it because the lock pins another version.
+PIP_LOCKED := $(PIP_INSTALL) --no-deps --require-hashes --requirement
 INSTALLED := .venv/.installed
 SIMULATION_INSTALLED := .venv/.installed-simulation
 TOOLS := .venv-tools/bin
