@@ -102,8 +102,10 @@ def whole_step() -> tuple[Callable[[Any], Any], Any]:
     data = Shard(pool, jnp.array([0]), jnp.array([1000]), 1000)
     task = Task(MODEL, Categorical(10), (INPUTS,), 1, 1000, Head("Dense_1"))
     method = PFedBayes(work=Work(steps=STEPS, batch_size=BATCH))
-    down = method.broadcast(method.init(task, rng.root(0)))
-    return lambda down: method.client_update(task, down, method.enrol(task, down, rng.root(1)), data, rng.root(2)), down
+    down = method.broadcast(method.init_server(task, rng.root(0)))
+    return lambda down: method.client_update(
+        task, down, method.init_client(task, down, rng.root(1)), data, rng.root(2)
+    ), down
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ class Remembering(FedHBNIW):
 
     kind: Literal["latest", "deltas"] = static(default="latest")
 
-    def init(self, task: Any, key: Any) -> Any:
-        prior = FedHBNIW.init(self, task, key)
+    def init_server(self, task: Any, key: Any) -> Any:
+        prior = FedHBNIW.init_server(self, task, key)
         sent = jax.tree.map(lambda m: jnp.zeros((task.num_clients, *m.shape)), prior.mean)
         return Memory(prior, sent, jnp.zeros(task.num_clients))
 

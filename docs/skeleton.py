@@ -11,21 +11,20 @@ Differs from the paper: say here what and why.
 
 from typing import ClassVar
 
-from jax import Array
-
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import static, struct
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least
+from priory.fed.capabilities import SharedModel
+from priory.fed.checks import at_least, check_fields
 from priory.fed.local import Optimiser, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Shard
 from priory.models.model import Params
 
 
 @struct
-class Skeleton:
+class Skeleton(Method[Params, Params, Params | tuple[()], Params, Params], SharedModel[Params, Params]):
     """A method that works: FedAvg whose clients keep an exponential mean of what they sent.
 
     Attributes:
@@ -50,16 +49,9 @@ class Skeleton:
     def check(self) -> None:
         """Raise on a bad value: here and not in `__post_init__`, which JAX runs again on tracers."""
         at_least("kappa", self.kappa, 0)
-        self.optimiser.check()
-        self.work.check()
+        check_fields(self)
 
-    def init(self, task: Task, key: Key) -> Params:
-        return task.init(key)
-
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> Params | tuple[()]:
+    def init_client(self, task: Task, down: Params, key: Key) -> Params | tuple[()]:
         del task, key
         return down if self.keeps else ()
 
@@ -72,26 +64,6 @@ class Skeleton:
             client = Params(trees.axpy(self.kappa, drift, client.weights), params.stats)  # eq. (7)
         return client, Message(params, weight=data.count.astype("float32")), {"loss": loss}
 
-    def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
-        del task, key
-        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
-
     def personalise(self, task: Task, down: Params, client: Params | tuple[()], data: Shard, key: Key) -> Params:
         del task, data, key
         return client if isinstance(client, Params) else down
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])
-
-    # Optional: `population` if there is a global model, `reference` for what a client that learned nothing would send,
-    # `divergence` and `draws` if the posterior is a distribution, `certified` if it may have a certificate (see
-    # priory/fed/method.py).
-
-    def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
-        del task, data, key
-        return down
-
-    def reference(self, task: Task, down: Params, payload: Params) -> Params:
-        del task, payload
-        return down

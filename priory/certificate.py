@@ -24,8 +24,9 @@ from priory.core.struct import struct
 from priory.data import Federation
 from priory.data.form import Form
 from priory.evaluate import Place, Standing, batch_size, evaluated_posterior, for_each
+from priory.fed.capabilities import Certifies
 from priory.fed.checks import countable
-from priory.fed.method import Certifies, Task, Uncertified
+from priory.fed.method import Method, Task
 from priory.fed.shard import Shard
 from priory.models.likelihood import Categorical
 
@@ -161,14 +162,14 @@ class Counts:
     labels: Array
 
 
-def check(method: Any, name: str, task: Task, delta: float, draws: int) -> None:
+def check(method: Method, name: str, task: Task, delta: float, draws: int) -> None:
     """Raises `UsageError` where there can be no certificate, with the reason."""
     check_numbers(delta, draws)
     if not isinstance(task.likelihood, Categorical):
         raise UsageError(
             "A regression has no certificate, since its loss is not bounded; use the intervals of `run.uncertainty()`."
         )
-    reason = method.uncertified(task) if isinstance(method, Uncertified) else None
+    reason = method.uncertified(task)
     if reason is None and not isinstance(method, Certifies):
         reason = (
             "it has no distribution over networks, and a single network is infinitely far from every prior; choose a "
@@ -269,8 +270,9 @@ def check_rows(
     return known
 
 
-def count(method: Any, task: Task, down: Any, posterior: Any, data: Shard, key: Key, num: int) -> Counts:
+def count(method: Method, task: Task, down: Any, posterior: Any, data: Shard, key: Key, num: int) -> Counts:
     """What `num` networks, drawn from what the method certifies of a posterior, say of the client's rows."""
+    assert isinstance(method, Certifies)
     certified = method.certified(task, down, posterior)
     size, order = batch_size(data.capacity), jnp.arange(max(1, data.capacity))
 
@@ -319,7 +321,7 @@ def counts_of_clients(
 
 @partial(jax.jit, static_argnames="num")
 def counts_of(
-    method: Any, task: Task, down: Any, posterior: Any, data: Shard, root: Key, t: Array, place: Array, *, num: int
+    method: Method, task: Task, down: Any, posterior: Any, data: Shard, root: Key, t: Array, place: Array, *, num: int
 ) -> Counts:
     """The counts of one client."""
     return count(method, task, down, posterior, data, draw_key(root, t, place), num)

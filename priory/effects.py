@@ -21,8 +21,8 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.struct import struct
 from priory.evaluate import Place, Standing, evaluated_posterior, for_each
-from priory.fed import method as protocols
-from priory.fed.method import Task
+from priory.fed import capabilities
+from priory.fed.method import Method, Task
 
 MOST_RHAT = 1.01  # Vehtari et al. (2021), section 4
 LEAST_ESS = 400.0
@@ -116,9 +116,9 @@ def _worst(of: Any, values: np.ndarray, how: str) -> str:
     return "undefined" if np.isnan(values).any() else format(float(of(values)), how)
 
 
-def check_effects(method: Any, name: str, level: float) -> None:
+def check_effects(method: Method, name: str, level: float) -> None:
     """Raises `UsageError` for a method without random effects, and for a level that is no probability."""
-    if not isinstance(method, protocols.Effects):
+    if not isinstance(method, capabilities.MixedEffects):
         raise UsageError(
             f"{name} has no random effects, since it has no `effects`, `population_effects` and `fixed_effects`; "
             "choose a method for mixed-effects models, or give it these."
@@ -127,9 +127,9 @@ def check_effects(method: Any, name: str, level: float) -> None:
         raise UsageError(f"level={level} is no probability of an interval; choose a number between 0 and 1.")
 
 
-def num_coordinates(method: Any, task: Task, down: Any) -> int:
+def num_coordinates(method: Method, task: Task, down: Any) -> int:
     """The number of random effects of a client, 0 for a method without any; nothing is computed."""
-    if not isinstance(method, protocols.Effects):
+    if not isinstance(method, capabilities.MixedEffects):
         return 0
     return len(names_of(jax.eval_shape(effects_of_server, method, task, down)[0]))
 
@@ -168,13 +168,14 @@ def effects_of_clients(
     def one(shared: tuple[Standing, Array], place: Place) -> Summaries:
         standing, level = shared
         posterior, *_ = evaluated_posterior(standing, place, visits=0, batched=batch > 1)
+        assert isinstance(standing.method, capabilities.MixedEffects)
         return _summarise(standing.method.effects(standing.task, posterior), level, keep)
 
     return for_each(one, (standing, level), (ids, joined, clients), mesh, batch)
 
 
 @jax.jit
-def effects_of_server(method: Any, task: Task, down: Any) -> tuple[Any, Any, Any]:
+def effects_of_server(method: capabilities.MixedEffects, task: Task, down: Any) -> tuple[Any, Any, Any]:
     """Mean and standard deviation of the population, with draws on axis 0, and the fixed effects."""
     return *method.population_effects(task, down), method.fixed_effects(task, down)
 

@@ -18,7 +18,8 @@ from priory import metrics
 from priory.core import rng, trees
 from priory.core.rng import Key, Stream
 from priory.core.struct import replace, struct
-from priory.fed.method import Population, Predictive, Task, Unlabelled
+from priory.fed.capabilities import Draws, Evidence, SharedModel, Unlabelled
+from priory.fed.method import Method, Predictive, Task
 from priory.fed.shard import Batch, Shard, Shards
 from priory.metrics import RegressionTally, Tally
 from priory.models.likelihood import Categorical
@@ -45,8 +46,8 @@ class Standing:
         t: Rounds done.
     """
 
-    method: Any
-    settled: Any
+    method: Method
+    settled: Method
     task: Task
     down: Any
     train: Shards
@@ -218,6 +219,7 @@ def evidence_of_clients(
 
     def one(standing: Standing, place: Place) -> Array:
         settled, task, down = standing.settled, standing.task, standing.down
+        assert isinstance(settled, Evidence)
         client_id, has_joined, client = place
         key_update, key_evidence = jax.random.split(rng.key(standing.root, Stream.EVIDENCE, standing.t, client_id))
         data = standing.train.of(client_id)
@@ -229,7 +231,7 @@ def evidence_of_clients(
 
 
 @jax.jit
-def evidence_of_server(settled: Any, task: Task, down: Any) -> Array:
+def evidence_of_server(settled: Evidence, task: Task, down: Any) -> Array:
     """The evidence that belongs to no client, −KL(q(φ) ‖ p(φ)) in nats."""
     return settled.server_evidence(task, down)
 
@@ -242,8 +244,8 @@ def draws_of_clients(
 
     def one(standing: Standing, place: Place) -> Params:
         posterior, key, _ = evaluated_posterior(standing, place, visits=0, batched=batch > 1)
-        drawn: Params = standing.method.draws(standing.task, posterior, key, num)
-        return drawn
+        assert isinstance(standing.method, Draws)
+        return standing.method.draws(standing.task, posterior, key, num)
 
     return for_each(one, standing, (ids, joined, clients), mesh, batch)
 
@@ -269,22 +271,29 @@ def evaluated_parts(
     if arriving and isinstance(method, Unlabelled):
         key_global, key_infer, key_inferred = jax.random.split(key_global, 3)
         parts["unlabelled"] = (method.infer(task, down, inputs_of(data), key_infer), key_inferred)
-    if isinstance(method, Population):
+    if isinstance(method, SharedModel):
         key_choice, key_draw = jax.random.split(key_global)
         parts["population"] = (method.population(task, down, None if arriving else data, key_choice), key_draw)
     return parts
 
 
 def current_client(
-    method: Any, task: Task, down: Any, root: Key, client_id: Array, joined: Array, client: Any, batched: bool = False
+    method: Method,
+    task: Task,
+    down: Any,
+    root: Key,
+    client_id: Array,
+    joined: Array,
+    client: Any,
+    batched: bool = False,
 ) -> Any:
     """The client's state, or that of a first contact if it has not joined."""
     key = rng.key(root, Stream.ENROL, client_id)
-    return trees.either(joined, lambda: client, lambda: method.enrol(task, down, key), batched=batched)
+    return trees.either(joined, lambda: client, lambda: method.init_client(task, down, key), batched=batched)
 
 
 def personal_posterior(
-    method: Any, settled: Any, task: Task, down: Any, client: Any, data: Shard, key: Key, visits: int
+    method: Method, settled: Method, task: Task, down: Any, client: Any, data: Shard, key: Key, visits: int
 ) -> Any:
     """The client's posterior, after so many updates of the `settled` method whose messages nobody reads."""
     key_visit, key_post = jax.random.split(key)
@@ -302,7 +311,7 @@ def inputs_of(data: Shard) -> Shard:
     return replace(data, pool=replace(data.pool, y=None, scale=None))
 
 
-def tally(method: Any, task: Task, posterior: Any, data: Shard, key: Key) -> Tally | RegressionTally:
+def tally(method: Method, task: Task, posterior: Any, data: Shard, key: Key) -> Tally | RegressionTally:
     """The sums over all examples of a shard, a batch at a time."""
     zero = metrics.zero(Tally) if _has_classes(task) else metrics.zero(RegressionTally)
 
@@ -313,7 +322,7 @@ def tally(method: Any, task: Task, posterior: Any, data: Shard, key: Key) -> Tal
     return _over_batches(step, zero, data, key)
 
 
-def rows_of(method: Any, task: Task, posterior: Any, key: Key, data: Shard, batches: int) -> Rows:
+def rows_of(method: Method, task: Task, posterior: Any, key: Key, data: Shard, batches: int) -> Rows:
     """The rows of all examples of a shard that has at most so many batches, a batch at a time, as in `tally`."""
     size = batch_size(data.capacity)
 
@@ -331,7 +340,7 @@ def rows_of(method: Any, task: Task, posterior: Any, key: Key, data: Shard, batc
     return _over_numbered_batches(step, start, data, key)
 
 
-def doubts_of(method: Any, task: Task, posterior: Any, key: Key, data: Shard) -> Array:
+def doubts_of(method: Method, task: Task, posterior: Any, key: Key, data: Shard) -> Array:
     """Uncertainty about every input of a shard, (2, capacity): all of it, and its epistemic part; reads no label."""
     size = batch_size(data.capacity)
 
@@ -381,7 +390,7 @@ def split_of_batch(task: Task, predictive: Predictive, batch: Batch) -> tuple[Ar
 
 
 def own_uncertainty(
-    method: Any,
+    method: Method,
     task: Task,
     down: Any,
     train: Shards,
@@ -397,7 +406,7 @@ def own_uncertainty(
     return mean_uncertainty(method, task, posterior, held.of(client_id), key_predict)
 
 
-def mean_uncertainty(method: Any, task: Task, posterior: Any, data: Shard, key: Key) -> Array:
+def mean_uncertainty(method: Method, task: Task, posterior: Any, data: Shard, key: Key) -> Array:
     """The mean uncertainty of the predictive over the inputs of a shard, whose labels are not read; NaN without any.
 
     It is the entropy in nats of a class, or the standard deviation of a target.

@@ -28,7 +28,6 @@ from priory import metrics
 from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
-from priory.core.struct import replace
 from priory.data import Federation, Split
 from priory.engine import Settings, demand, devices, simulate
 from priory.engine import check as check_run
@@ -37,7 +36,7 @@ from priory.engine.rounds import AXIS, SCHEDULING, Plan, run_block
 from priory.engine.session import COMMIT_SECONDS, next_block
 from priory.evaluate import ClientTallies, Standing, tally_clients
 from priory.fed import schedule
-from priory.fed.method import Channel, Task
+from priory.fed.method import Channel, Method, Task
 from priory.fed.screen import Limits
 from priory.fed.shard import Shards
 from priory.fed.visit import Record
@@ -89,7 +88,7 @@ class Setting:
     """
 
     values: dict[str, Any]
-    method: Any
+    method: Method
     scores: list[dict[str, Any]]
 
     def mean_and_error(self, name: str) -> tuple[float | None, float | None]:
@@ -106,7 +105,7 @@ class Setting:
 class Trial:
     """A point of the grid with one seed."""
 
-    method: Any
+    method: Method
     values: dict[str, Any]
     seed: int
 
@@ -141,7 +140,7 @@ class Part:
 
 
 def tune(
-    method: Any,
+    method: Method,
     federation: Federation,
     axes: Sequence[Axis],
     *,
@@ -186,11 +185,11 @@ def tune(
     return found
 
 
-def check(method: Any, federation: Federation, **options: Any) -> None:
+def check(method: Method, federation: Federation, **options: Any) -> None:
     """Raise whatever `simulate` would raise on these arguments, after `settle` where a number of clusters is open."""
     if is_open(method):
         _check_choice(federation, options)
-        method = replace(method, clusters=1)
+        method = schedule.put(method, ("clusters",), 1)
     check_run(method, federation, **options)
 
 
@@ -218,7 +217,7 @@ class Tried:
     nll: np.ndarray
 
 
-def settle(method: Any, federation: Federation, **options: Any) -> Any:
+def settle(method: Method, federation: Federation, **options: Any) -> Any:
     """The method with a number where `clusters="auto"` asks for one; any other method as it is.
 
     K in 1 … min(4, clients) is chosen on the validation rows, each after a run with the same `options`, which are what
@@ -226,16 +225,16 @@ def settle(method: Any, federation: Federation, **options: Any) -> Any:
     """
     if not is_open(method):
         return method
-    return replace(method, clusters=fewest(try_clusters(method, federation, **options)))
+    return schedule.put(method, ("clusters",), fewest(try_clusters(method, federation, **options)))
 
 
-def is_open(method: Any) -> bool:
+def is_open(method: Method) -> bool:
     """Whether the method's number of clusters is still to be chosen."""
     return bool(getattr(method, "clusters", None) == "auto")
 
 
 def try_clusters(
-    method: Any,
+    method: Method,
     federation: Federation,
     *,
     told: Told = lambda done, total: None,
@@ -256,7 +255,7 @@ def try_clusters(
     for number in numbers:
         listener = _Count(told, number - 1, len(numbers))
         how: dict[str, Any] = {**options, "eval_every": 0}
-        run = simulate(replace(method, clusters=number), held, listener=listener, stop=stop, **how)
+        run = simulate(schedule.put(method, ("clusters",), number), held, listener=listener, stop=stop, **how)
         if stop():
             break
         assert run.personal is not None, "there are validation rows"
@@ -341,7 +340,7 @@ def _points(base: tuple[Any, dict[str, Any]], axes: Sequence[Axis]) -> Iterator[
         yield method, values
 
 
-def _trials(method: Any, values: dict[str, Any], seeds: int, settings: Settings) -> list[Trial]:
+def _trials(method: Method, values: dict[str, Any], seeds: int, settings: Settings) -> list[Trial]:
     return [Trial(method, values, settings.seed + i) for i in range(seeds)]
 
 
@@ -499,7 +498,7 @@ def _whom(ready: Prepared) -> tuple[Array, Array]:
 
 @jax.jit
 def _init(methods: Any, task: Task, roots: Key) -> Any:
-    return jax.vmap(lambda method, root: method.init(task, rng.key(root, Stream.INIT)))(methods, roots)
+    return jax.vmap(lambda method, root: method.init_server(task, rng.key(root, Stream.INIT)))(methods, roots)
 
 
 @partial(jax.jit, static_argnames="plan", donate_argnames=("server", "records"), compiler_options=SCHEDULING)
@@ -519,7 +518,7 @@ def _run_cells(
 ) -> tuple[Any, Record]:
     """Servers and records of all cells after rounds start … stop − 1."""
 
-    def one(method: Any, root: Key, server: Any, records: Record) -> tuple[Any, Record]:
+    def one(method: Method, root: Key, server: Any, records: Record) -> tuple[Any, Record]:
         # The plain function, since the compiler takes options from the outermost `jit` alone.
         rounds = inspect.unwrap(run_block)
         state = (server, records, None, limits)
@@ -544,7 +543,7 @@ def _tally_cells(
 ) -> ClientTallies:
     """The tallies of all cells and clients, (cells, clients, ...)."""
 
-    def one(method: Any, root: Key, server: Any, records: Record) -> ClientTallies:
+    def one(method: Method, root: Key, server: Any, records: Record) -> ClientTallies:
         mine = jax.tree.map(lambda leaf: leaf[ids], records)
         standing = Standing(method, method, task, method.broadcast(server), train, root, t)
         return tally_clients(standing, held, ids, mine.joined, mine.client, mesh=plan.mesh)

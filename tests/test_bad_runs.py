@@ -18,7 +18,7 @@ from tests.older import edit_json, edit_manifest
 pytestmark = [
     pytest.mark.xdist_group("command line"),  # one worker makes the runs, of methods that other commands train too
     pytest.mark.filterwarnings(
-        "ignore::priory.fed.method.AdviceWarning"
+        "ignore::priory.fed.capabilities.AdviceWarning"
     ),  # a few rounds are too few, and are said to be
 ]
 

@@ -27,7 +27,7 @@ from tests.cli.conftest import BAYES
 
 pytestmark = [
     pytest.mark.xdist_group("command line"),  # one worker makes the runs, of methods that other commands train too
-    pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning"),  # a few rounds are too few
+    pytest.mark.filterwarnings("ignore::priory.fed.capabilities.AdviceWarning"),  # a few rounds are too few
 ]
 
 FOUND, HARMLESS, SILENT = "found", "harmless", "silent"

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import priory
 from priory import certificate
 from priory.bayes import pac_bayes
 from priory.certificate import Counts
 from priory.core.errors import UsageError
 from priory.core.struct import struct
-from priory.fed.method import Certified, Task
+from priory.fed.capabilities import Certified, Certifies
+from priory.fed.method import Task
 from priory.fed.shard import Pool, Shard
 from priory.models.adapters import Functions
 from priory.models.likelihood import Categorical, Gaussian
@@ -31,13 +33,10 @@ LOW, WIDTH, FLIPPED = -0.3, 0.1, 0.1
 
 
 @struct
-class Uniform:
+class Uniform(priory.Local, Certifies):
     """q and prior are uniform over thresholds, q on a part of the prior's range: both errors are known exactly."""
 
     certifies = "a uniform distribution"
-
-    def uncertified(self, task):
-        return None
 
     def certified(self, task, down, posterior):
         low, width = posterior
@@ -174,7 +173,7 @@ def test_a_bound_at_or_above_chance_is_called_vacuous_and_none_is_printed_too_sm
         ({"delta": 1.0}, "delta=1 is no chance"),
         ({"draws": 999}, "draws=999 says little about the model"),
         ({"task": dataclasses.replace(TASK, likelihood=Gaussian(1.0))}, "A regression has no certificate"),
-        ({"method": object()}, "alpha has no certificate: it has no distribution over networks"),
+        ({"method": priory.FedAvg()}, "alpha has no certificate: it has no distribution over networks"),
     ],
 )
 def test_what_cannot_be_certified_is_refused_with_the_reason(changes, named):

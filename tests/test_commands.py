@@ -126,7 +126,9 @@ def run(machine: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.xdist_group("command line")  # tests/cli trains most of it
-@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")  # one round is too little, and is said to be
+@pytest.mark.filterwarnings(
+    "ignore::priory.fed.capabilities.AdviceWarning"
+)  # one round is too little, and is said to be
 @pytest.mark.usefixtures("somewhere_else", "without_files")
 @pytest.mark.parametrize(
     ("page", "slow"),

@@ -15,14 +15,15 @@ import priory
 from priory import effects, methods
 from priory.cli import effect_tables, main
 from priory.core.struct import static, struct
-from priory.fed.method import AdviceWarning, Message, point
+from priory.fed.capabilities import AdviceWarning, MixedEffects
+from priory.fed.method import Message, Method, point
 
 MEAN, SD = 0.5, 2.0
 SIZES = (4, 9, 1, 25, 16, 6)
 
 
 @struct
-class Exact:
+class Exact(Method, MixedEffects):
     """y ~ N(z_k, 1) and z_k ~ N(MEAN, SD²), nothing to learn: the draws are exact, so each summary has a closed form.
 
     Attributes:
@@ -40,18 +41,6 @@ class Exact:
     apart: float = 0.0
 
     linear: ClassVar[bool] = True
-
-    def check(self):
-        pass
-
-    def init(self, task, key):
-        return task.init(key)
-
-    def broadcast(self, server):
-        return server
-
-    def enrol(self, task, down, key):
-        return ()
 
     def client_update(self, task, down, client, data, key):
         return client, Message(jnp.float32(0), data.count.astype(jnp.float32)), {}

@@ -45,7 +45,7 @@ def shard(count: int = NUM, classes: int | None = 3, start: int = 3) -> Shard:
 class Visits:
     """A client's state is how often it was called and the value at which it enrolled."""
 
-    def enrol(self, task: Any, down: Any, key: Any) -> dict[str, Any]:
+    def init_client(self, task: Any, down: Any, key: Any) -> dict[str, Any]:
         return {"calls": jnp.int32(0), "since": down}
 
     def client_update(self, task: Any, down: Any, client: Any, data: Any, key: Any) -> tuple:
@@ -112,8 +112,8 @@ def test_a_client_is_enrolled_for_evaluation_as_it_would_be_in_a_round():
 
     @jax.jit
     def both() -> tuple[Any, Any]:
-        down = method.broadcast(method.init(CLASSES, jax.random.key(1)))
-        in_a_round = method.enrol(CLASSES, down, rng.key(ROOT, Stream.ENROL, 2))
+        down = method.broadcast(method.init_server(CLASSES, jax.random.key(1)))
+        in_a_round = method.init_client(CLASSES, down, rng.key(ROOT, Stream.ENROL, 2))
         blank = jax.tree.map(jnp.zeros_like, in_a_round)
         return evaluate.current_client(method, CLASSES, down, ROOT, jnp.int32(2), jnp.bool_(False), blank), in_a_round
 

@@ -24,7 +24,7 @@ from tests.older import edit_json, edit_manifest
 
 pytestmark = [
     pytest.mark.xdist_group("command line"),
-    pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning"),  # a few rounds are too few
+    pytest.mark.filterwarnings("ignore::priory.fed.capabilities.AdviceWarning"),  # a few rounds are too few
 ]
 
 FIXTURES = Path(__file__).parent / "fixtures" / "format-1"

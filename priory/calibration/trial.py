@@ -26,9 +26,11 @@ from priory.core.struct import replace
 from priory.engine import demand, devices, simulate
 from priory.engine.settings import Settings
 from priory.evaluate import personal_posterior
+from priory.fed import schedule
+from priory.fed.capabilities import Draws, PosteriorCheck
 from priory.fed.checks import countable
 from priory.fed.local import Optimiser, Work
-from priory.fed.method import Calibrates, Draws, Knows, Task
+from priory.fed.method import Method, Task
 from priory.fed.shard import Shards
 from priory.models.model import Params
 
@@ -85,7 +87,7 @@ class Options:
 class Checked:
     """The verdicts on a method; None where there is none to give."""
 
-    method: Any
+    method: Method
     problem: Problem
     true: Verdict | None
     plug_in: Verdict | None
@@ -101,39 +103,39 @@ class Checked:
         return all(verdict.passes for verdict in self.verdicts.values())
 
 
-def enough(method: Any) -> Any:
+def enough(method: Method) -> Method:
     """The method with local work that has converged on the problem."""
     fields = {field.name for field in dataclasses.fields(method)}
     return replace(method, **{name: value for name, value in ENOUGH.items() if name in fields})
 
 
-def with_work(method: Any, task: Task) -> Any:
+def with_work(method: Method, task: Task) -> Method:
     """The method with the local work for one that keeps its posterior or not, unless it was given some other."""
     if getattr(method, "work", None) != KEEPS or keeps(method, task):
         return method
-    return replace(method, work=BEGINS)
+    return schedule.put(method, ("work",), BEGINS)
 
 
-def keeps(method: Any, task: Task) -> bool:
+def keeps(method: Method, task: Task) -> bool:
     """Whether a client keeps numbers from one visit to the next."""
 
     def kept(key: Key) -> Any:
         key_init, key_enrol = jax.random.split(key)
-        return method.enrol(task, method.broadcast(method.init(task, key_init)), key_enrol)
+        return method.init_client(task, method.broadcast(method.init_server(task, key_init)), key_enrol)
 
     leaves = jax.tree.leaves(jax.eval_shape(kept, jax.eval_shape(rng.root, 0)))
     return any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
 
 
-def passing(method: Any) -> Any:
+def passing(method: Method) -> Any:
     """The method with the setting under which its posteriors should be right; None if it has no other."""
-    if not isinstance(method, Calibrates):
+    if not isinstance(method, PosteriorCheck):
         return None
     other = method.calibrated(problems.PRIOR_SD, problems.POSTERIOR_SD)
     return None if other == method else other
 
 
-def check(method: Any, options: Options) -> Checked:
+def check(method: Method, options: Options) -> Checked:
     """The verdicts on a method, with the local work that it is given."""
     options.check()
     name = methods.name_of(method)
@@ -144,16 +146,15 @@ def check(method: Any, options: Options) -> Checked:
     with demand.counting(method):
         problem = problem_for(method, options)
     fitted = with_work(method, problem.task)
-    true = None
-    if isinstance(method, Knows) and all(problem.random):
-        true = judge(under_truth(fitted, problem, options), problem.truth, problem.exact_sd, options.seed)
+    drawn = under_truth(fitted, problem, options)
+    true = None if drawn is None else judge(drawn, problem.truth, problem.exact_sd, options.seed)
     plug_in = None
     if options.rounds:
         plug_in = judge(after_training(fitted, problem, options), problem.truth, problem.exact_sd, options.seed)
     return Checked(method, problem, true, plug_in)
 
 
-def problem_for(method: Any, options: Options) -> Problem:
+def problem_for(method: Method, options: Options) -> Problem:
     """The problem that a method can be given: classes if it refuses a regression, random where its draws differ."""
     try:
         given = problems.make(options.clients, options.seed)
@@ -166,7 +167,7 @@ def problem_for(method: Any, options: Options) -> Problem:
     return problems.make(options.clients, options.seed, random, given.has_classes)
 
 
-def random_weights(method: Any, problem: Problem) -> tuple[bool, ...]:
+def random_weights(method: Method, problem: Problem) -> tuple[bool, ...]:
     """In which weights the networks of a client's posterior differ, before anything is learned; all, if in none."""
     (shards,) = devices.shards_of(problem.federation, devices.mesh_of_all(), "train")
     drawn = read(problem, _first_draws(method, problem.task, shards, rng.root(0)))[0]
@@ -174,16 +175,20 @@ def random_weights(method: Any, problem: Problem) -> tuple[bool, ...]:
     return tuple(map(bool, differ if differ.any() else ~differ))
 
 
-def under_truth(method: Any, problem: Problem, options: Options) -> np.ndarray:
-    """Draws (clients, draws, weights) of posteriors under the true population."""
+def under_truth(method: Method, problem: Problem, options: Options) -> np.ndarray | None:
+    """Return draws (clients, draws, weights) of posteriors under the true population; None if it has no broadcast."""
+    if not (isinstance(method, PosteriorCheck) and all(problem.random)):
+        return None
     down = method.knowing(problem.task, *problem.population())
+    if down is None:
+        return None
     (shards,) = devices.shards_of(problem.federation, devices.mesh_of_all(), "train")
     visits = options.visits if keeps(method, problem.task) else 0  # of which nothing would be left
     drawn = _posteriors(method, problem.task, down, shards, rng.root(options.seed), visits=visits)
     return read(problem, drawn)
 
 
-def after_training(method: Any, problem: Problem, options: Options) -> np.ndarray:
+def after_training(method: Method, problem: Problem, options: Options) -> np.ndarray:
     """Draws (clients, draws, weights) of the participants' posteriors after a federation has learned from scratch."""
     how: dict[str, Any] = {"rounds": options.rounds, "seed": options.seed, "eval_every": 0}
     run = simulate(method, problem.federation, model="linear", client_batch=options.clients, **how)
@@ -197,12 +202,13 @@ def read(problem: Problem, drawn: Params) -> np.ndarray:
 
 
 @jax.jit
-def _first_draws(method: Any, task: Task, shards: Shards, key: Key) -> Params:
+def _first_draws(method: Method, task: Task, shards: Shards, key: Key) -> Params:
     """Networks (1, draws, ...) of the first client's posterior before anything is learned."""
     key_init, key_enrol, key_post, key_draw = jax.random.split(key, 4)
-    down = method.broadcast(method.init(task, key_init))
-    state = method.enrol(task, down, key_enrol)
+    down = method.broadcast(method.init_server(task, key_init))
+    state = method.init_client(task, down, key_enrol)
     posterior = method.personalise(task, down, state, shards.of(jnp.int32(0)), key_post)
+    assert isinstance(method, Draws)
     drawn: Params = method.draws(task, posterior, key_draw, FEW)
     return jax.tree.map(lambda leaf: leaf[None], drawn)
 
@@ -213,10 +219,12 @@ def _weights(task: Task, drawn: Params, *, random: tuple[bool, ...], has_classes
 
 
 @partial(jax.jit, static_argnames="visits")
-def _posteriors(method: Any, task: Task, down: Any, shards: Shards, root: Key, *, visits: int) -> Params:
+def _posteriors(method: Method, task: Task, down: Any, shards: Shards, root: Key, *, visits: int) -> Params:
+    assert isinstance(method, Draws)
+
     def one(client: Array) -> Params:
         key_post, key_draw = jax.random.split(rng.key(root, Stream.CLIENT, client))
-        state = method.enrol(task, down, rng.key(root, Stream.ENROL, client))
+        state = method.init_client(task, down, rng.key(root, Stream.ENROL, client))
         posterior = personal_posterior(method, method, task, down, state, shards.of(client), key_post, visits)
         drawn: Params = method.draws(task, posterior, key_draw, DRAWS)
         return drawn

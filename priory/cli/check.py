@@ -15,6 +15,7 @@ from priory.calibration import check as check_method
 from priory.cli import flags, start
 from priory.cli.run import METHOD_GROUP, title_of
 from priory.core.errors import UsageError
+from priory.fed.method import Method
 from priory.store import write_atomically
 
 REFUTED = 1
@@ -63,7 +64,7 @@ class Asked:
     """What the command line asks for: the method as it comes and as it is set, and how it is checked."""
 
     default: Any
-    method: Any
+    method: Method
     options: Options
     output: Output
 

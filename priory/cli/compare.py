@@ -29,7 +29,9 @@ from priory.core.sealed import sealed, unsealed
 from priory.data import Federation
 from priory.engine import Settings, manifest, resume, simulate
 from priory.engine.divergence import is_diverged
+from priory.fed import schedule
 from priory.fed.local import Optimiser, Work
+from priory.fed.method import Method
 from priory.store import RunDirectory, check_writable, write_atomically
 
 TEXT = (
@@ -73,7 +75,7 @@ class Cell:
     """One run of a comparison."""
 
     label: str
-    method: Any
+    method: Method
     settings: Settings
     path: Path
 
@@ -163,7 +165,7 @@ def methods_from(texts: Sequence[str], shared: dict[str, Any]) -> dict[str, Any]
     return named
 
 
-def _own_settings(method: Any, name: str, text: str) -> Iterator[tuple[str, Any]]:
+def _own_settings(method: Method, name: str, text: str) -> Iterator[tuple[str, Any]]:
     for item in filter(None, text.split(",")):
         key, equals, value = item.partition("=")
         if not equals:
@@ -186,7 +188,7 @@ def _with_recorded_clusters(cells: list[Cell]) -> list[Cell]:
         if tuner.is_open(cell.method) and (cell.path / "manifest.toml").exists():
             number = RunDirectory(cell.path).manifest().get("method", {}).get("clusters")
             if isinstance(number, int):
-                chosen.setdefault(cell.label, dataclasses.replace(cell.method, clusters=number))
+                chosen.setdefault(cell.label, schedule.put(cell.method, ("clusters",), number))
     return [dataclasses.replace(cell, method=chosen.get(cell.label, cell.method)) for cell in cells]
 
 

@@ -11,7 +11,7 @@ from priory.cli.run import opened, run_groups
 from priory.core.errors import UsageError
 from priory.effects import arviz, check_effects
 from priory.engine import load
-from priory.fed.method import MOST_EFFECTS
+from priory.fed.capabilities import MOST_EFFECTS
 
 TEXT = "Print the random effects of a run's clients, with the population that they come from and the fixed effects."
 

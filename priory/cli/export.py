@@ -13,7 +13,7 @@ from priory.core.errors import UsageError
 from priory.data import checks
 from priory.effects import arviz
 from priory.engine import save_model
-from priory.fed.method import Draws, Effects
+from priory.fed.capabilities import Draws, MixedEffects
 from priory.store import check_no_links
 
 TEXT = (
@@ -52,7 +52,7 @@ def export(argv: Sequence[str]) -> int:
     if chosen.draws:
         arviz()  # before anything is computed
     model = named_model(values, chosen.client).make()
-    has_draws = isinstance(model.method, Effects | Draws)
+    has_draws = isinstance(model.method, MixedEffects | Draws)
     name = re.sub(r"[^\w.-]+", "_", model.source.client or "newcomer").lstrip(".") or "client"
     wanted = Path(chosen.out) if chosen.out else free_path(root / "exported" / name)
     place = save_model(model, wanted, draws=chosen.draws if has_draws else 0)

@@ -24,7 +24,7 @@ from priory.data import checks
 from priory.data.form import Form
 from priory.data.rows import Rows, read_rows
 from priory.engine import PersonalModel, Run, load, save_model
-from priory.fed.method import Population, Unlabelled
+from priory.fed.capabilities import SharedModel, Unlabelled
 from priory.store import RunDirectory, check_no_links, write_atomically
 
 TEXT = (
@@ -151,7 +151,7 @@ def _joined(run: Run, data: Rows | None, chosen: Options, has_task: bool, consol
     way = INPUTS if can else NO_DATA
     if data.y is None:
         return Outcome(model, way, None)
-    models = {NO_DATA: run.onboard()} if isinstance(run.method, Population) else {}
+    models = {NO_DATA: run.onboard()} if isinstance(run.method, SharedModel) else {}
     told = {"rows": len(data.x), "held_out": 0, "scores": _compared(models | {way: model}, data, console)}
     console.print("(scored by the labels of the same rows, which no model has seen)", markup=False)
     return Outcome(model, way, told)
@@ -176,7 +176,7 @@ def _labelled(run: Run, data: Rows, chosen: Options, has_task: bool, console: Co
     console.print(title, markup=False, soft_wrap=True)
     if not scored:
         return Outcome(model, LABELS, None, _certified(model, chosen, console))
-    models = {NO_DATA: run.onboard()} if isinstance(run.method, Population) else {}
+    models = {NO_DATA: run.onboard()} if isinstance(run.method, SharedModel) else {}
     models |= {INPUTS: run.onboard(own.x, encoded=True)} if isinstance(run.method, Unlabelled) else {}
     models |= {LABELS: model}
     plain = _compared(models, held, console)

@@ -23,7 +23,9 @@ from priory.core.sealed import is_as_written
 from priory.data import Federation
 from priory.engine import Run, Settings, manifest, resume, simulate
 from priory.engine.problem import tasks_of
-from priory.fed.method import AdviceWarning, Alone
+from priory.fed import schedule
+from priory.fed.capabilities import AdviceWarning
+from priory.fed.method import Method
 from priory.models.model import code_named
 from priory.store import RunDirectory, read_manifest
 
@@ -205,13 +207,13 @@ def numbered(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.name.removesuffix(end)}-{number}{end}")
 
 
-def title_of(method: Any) -> str:
+def title_of(method: Method) -> str:
     """The first paragraph of a method's module, which names what it does."""
     text = sys.modules[type(method).__module__].__doc__ or ""
     return text.split("\n\nServer keeps")[0]
 
 
-def settled(method: Any, data: Federation, settings: Settings, stop: Callable[[], bool] = lambda: False) -> Any:
+def settled(method: Method, data: Federation, settings: Settings, stop: Callable[[], bool] = lambda: False) -> Any:
     """The method; with its number of clusters chosen, and printed, where that is left to the validation rows.
 
     None if it was told to stop meanwhile.
@@ -230,7 +232,7 @@ def settled(method: Any, data: Federation, settings: Settings, stop: Callable[[]
         highlight=False,
         soft_wrap=True,
     )
-    return dataclasses.replace(method, clusters=number)
+    return schedule.put(method, ("clusters",), number)
 
 
 def conclude(finished: Run, certify: bool = False) -> int:
@@ -257,7 +259,7 @@ def conclude(finished: Run, certify: bool = False) -> int:
     return DIVERGED if finished.diverged else 0
 
 
-def _simulate(method: Any, data: Federation, settings: Settings, output: Elsewhere) -> int:
+def _simulate(method: Method, data: Federation, settings: Settings, output: Elsewhere) -> int:
     name = methods.name_of(method)
     if output.certify:  # before anything is computed
         certificate.check(method, name, tasks_of(data, settings)[0], certificate.DELTA, certificate.DRAWS)
@@ -320,12 +322,13 @@ def _compare_architectures(finished: Run, alone: bool) -> int:
     found: dict[str, dict[str, float | None]] = directory.architectures() or finished.extra.get("architectures", {})
     if not found:
         return 0
-    if alone and isinstance(finished.method, Alone) and directory.architectures() is None:
+    apart_method = finished.method.local_baseline() if alone else None
+    if apart_method is not None and directory.architectures() is None:
         # A run may have ended with its budget; who trains alone sends nothing that needs noise.
         settings = dataclasses.replace(finished.settings.in_the_clear(), eval_every=0, rounds=finished.completed)
         with progress.interruptible() as stop, progress.watching("alone") as watcher:
             apart = simulate(
-                finished.method.alone(),
+                apart_method,
                 finished.federation,
                 listener=watcher,
                 stop=stop,

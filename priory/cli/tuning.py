@@ -30,7 +30,8 @@ from priory.core.errors import UsageError
 from priory.core.sealed import sealed, sealed_lines
 from priory.data import Federation
 from priory.engine import Settings, manifest
-from priory.fed.method import Population
+from priory.fed.capabilities import SharedModel
+from priory.fed.method import Method
 from priory.store import TrialDirectory, check_writable, write_atomically
 from priory.tune import Axis, Setting
 
@@ -108,7 +109,7 @@ def tune(argv: Sequence[str]) -> int:
     return _tune(method, axes, chosen, settings_from(values["run"], chosen), output)
 
 
-def axes_from(method: Any, over: Sequence[str]) -> list[Axis]:
+def axes_from(method: Method, over: Sequence[str]) -> list[Axis]:
     """The axes of the grid that `--over` describes."""
     name = methods.name_of(method)
     if not over:
@@ -155,7 +156,7 @@ def _listed(text: str, described: str) -> list[str]:
     return [f"{point:.4g}" for point in points]
 
 
-def _tune(method: Any, axes: list[Axis], chosen: DataFlags, settings: Settings, output: Output) -> int:
+def _tune(method: Method, axes: list[Axis], chosen: DataFlags, settings: Settings, output: Output) -> int:
     console, name = report.console(), methods.name_of(method)
     data = chosen.federation()
     by = _criterion(output.by, method, name, data.num_classes is None)
@@ -215,7 +216,7 @@ def _tune(method: Any, axes: list[Axis], chosen: DataFlags, settings: Settings, 
     return 0
 
 
-def _table(method: Any, data: Federation, settings: Settings) -> dict[str, Any]:
+def _table(method: Method, data: Federation, settings: Settings) -> dict[str, Any]:
     """The manifest of a method on a federation."""
     return {**manifest.describe(method, data, settings), "environment": {"data_checksum": data.checksum}}
 
@@ -241,8 +242,8 @@ def _kept(out: str | None, usual: Path, asked: dict[str, Any]) -> TrialDirectory
     return next(kept for kept, place in known if not place.exists() or is_ours(kept, place))
 
 
-def _criterion(by: str | None, method: Any, name: str, regression: bool) -> str:
-    if by is not None and by.startswith("global") and not isinstance(method, Population):
+def _criterion(by: str | None, method: Method, name: str, regression: bool) -> str:
+    if by is not None and by.startswith("global") and not isinstance(method, SharedModel):
         raise UsageError(
             f"by={by} scores a global model, and {name} has none; choose {by.replace('global', 'personal')}."
         )

@@ -136,3 +136,10 @@ def merge(first: PyTree, second: PyTree) -> PyTree:
 def path_of(path: Any) -> str:
     """A key path as text: `Dense_0/kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def same_form(one: Any, other: Any) -> bool:
+    """Return whether two trees have one structure and leaves of the same shapes."""
+    outline: Any = jax.tree.structure(one)
+    shapes, others = (list(map(jnp.shape, jax.tree.leaves(tree))) for tree in (one, other))
+    return bool(outline == jax.tree.structure(other)) and shapes == others

@@ -19,7 +19,7 @@ from priory.deploy.exchange import Reply, sentence
 from priory.deploy.wire import WireError
 from priory.fed import privacy, screen, visit
 from priory.fed.channel import reference_of
-from priory.fed.method import Message, Task
+from priory.fed.method import Message, Method, Task
 from priory.fed.screen import Limits
 
 MOST = 1e300  # of a figure; larger whole numbers are no floats
@@ -50,7 +50,7 @@ class Refused:
 
 
 def judged(
-    charter: Charter, method: Any, task: Task, down: Any, reply: Reply, client: int, asked: dict[str, Any]
+    charter: Charter, method: Method, task: Task, down: Any, reply: Reply, client: int, asked: dict[str, Any]
 ) -> Accepted | Refused:
     """What a reply to the request of a round is worth.
 
@@ -95,7 +95,7 @@ def unfit(reply: Reply, asked: dict[str, Any]) -> Refused | None:
     return None
 
 
-def verdict(method: Any, task: Task, down: Any, message: Message, channel: Any, limits: Limits) -> Array:
+def verdict(method: Method, task: Task, down: Any, message: Message, channel: Any, limits: Limits) -> Array:
     """What the simulator's screening says of a message; 0 if it may count."""
     if isinstance(channel, privacy.NoisedSum):
         return _verdict_on_difference(message, channel)
@@ -103,7 +103,7 @@ def verdict(method: Any, task: Task, down: Any, message: Message, channel: Any, 
 
 
 @jax.jit
-def _verdict(method: Any, task: Task, down: Any, message: Message, limits: Limits) -> Array:
+def _verdict(method: Method, task: Task, down: Any, message: Message, limits: Limits) -> Array:
     message = jax.tree.map(jnp.asarray, message)
     return screen.verdict(message, reference_of(method, task, down, message.payload), limits)
 

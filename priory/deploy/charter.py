@@ -41,8 +41,9 @@ from priory.engine.architectures import Tasks
 from priory.engine.cohort import Participation
 from priory.engine.problem import Question, question_of, tasks_for
 from priory.engine.settings import Settings
+from priory.fed.capabilities import SparseUplink
 from priory.fed.channel import memory_of
-from priory.fed.method import Channel, Message, Task, Thins
+from priory.fed.method import Channel, Message, Method, Task
 from priory.fed.screen import Limits
 from priory.fed.shard import Pool, Shard, Shards
 from priory.fed.visit import Record
@@ -66,7 +67,7 @@ class Charter:
         public: The alignment set in the form of the data, or None.
     """
 
-    method: Any
+    method: Method
     settings: Settings
     form: Form
     question: Question
@@ -161,22 +162,22 @@ class Charter:
         return jax.eval_shape(lambda payload: Message(payload, jnp.float32(0)), payload)
 
     @property
-    def thins(self) -> bool:
-        """Whether only a part of a payload travels; a channel sees all of it."""
-        return isinstance(self.method, Thins) and self.channel is None
+    def _sparse(self) -> SparseUplink | None:
+        """The method where only a part of its payload travels; a channel sees all of it."""
+        return self.method if isinstance(self.method, SparseUplink) and self.channel is None else None
 
     def thinned(self, payload: Any) -> Any:
-        """What travels of a payload."""
-        return self.method.thin(payload) if self.thins else payload
+        """Return what travels of a payload."""
+        return payload if self._sparse is None else self._sparse.thin(payload)
 
     def filled(self, task: Task, down: Any, payload: Any) -> Any:
-        """The payload of what travelled."""
-        return self.method.fill(task, down, payload) if self.thins else payload
+        """Return the payload of what travelled."""
+        return payload if self._sparse is None else self._sparse.fill(task, down, payload)
 
     def check(self) -> None:
         """Raise on what cannot be deployed, before anything runs."""
         chosen, method = self.settings, self.method
-        if getattr(method, "pools", False):
+        if method.pools:
             raise UsageError(f"{self.name} needs all data in one place, which no network can give; choose fedavg.")
         if chosen.exclude_uncertain:
             raise UsageError(
@@ -233,19 +234,19 @@ class Charter:
         }
 
 
-def make(method: Any, federation: Federation, chosen: Settings) -> Charter:
+def make(method: Method, federation: Federation, chosen: Settings) -> Charter:
     """The charter under which a federation's clients would train a method."""
     return _drawn_up(method, chosen, federation.form, question_of(federation), federation.public)
 
 
-def from_schema(method: Any, schema: Schema, chosen: Settings, public: np.ndarray | None = None) -> Charter:
+def from_schema(method: Method, schema: Schema, chosen: Settings, public: np.ndarray | None = None) -> Charter:
     """Return the charter of a federation that a schema describes; it depends on no row, except those of `public`."""
     form = schema.form
     asked = _question(form, schema.role("scale") is not None, schema.clients, schema.examples, public)
     return _drawn_up(method, chosen, form, asked, public)
 
 
-def _drawn_up(method: Any, chosen: Settings, form: Form, asked: Question, public: np.ndarray | None) -> Charter:
+def _drawn_up(method: Method, chosen: Settings, form: Form, asked: Question, public: np.ndarray | None) -> Charter:
     if not methods.is_registered(method):
         raise UsageError(f"{type(method).__name__} is not registered, so no node would find it; register it first.")
     if chosen.model is None and chosen.models is None:

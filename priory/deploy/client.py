@@ -32,7 +32,7 @@ from priory.engine.manifest import version_of
 from priory.engine.personal import PersonalModel, Source
 from priory.evaluate import ClientTallies, Place, Standing, evaluated_parts, tally
 from priory.fed import privacy, schedule, visit
-from priory.fed.method import Message, Task
+from priory.fed.method import Message, Method, Task
 from priory.fed.shard import Shard, Shards
 from priory.fed.visit import Record
 
@@ -162,7 +162,7 @@ class Client:
             return channel
         return privacy.NoisedSum(channel.clip, channel.sd, parts=channel.parts)
 
-    def _noised(self, method: Any, down: Any, difference: Any) -> Any:
+    def _noised(self, method: Method, down: Any, difference: Any) -> Any:
         """Return what travels of a clipped difference: what everybody knows, plus the difference with noise."""
         ledger = self.charter.ledger
         assert ledger is not None
@@ -247,7 +247,7 @@ class Client:
 
 @partial(jax.jit, static_argnames="weighting")
 def _visit(
-    method: Any,
+    method: Method,
     task: Task,
     channel: Any,
     down: Any,
@@ -286,7 +286,7 @@ def tallies_like(charter: Charter) -> ClientTallies:
     def scored() -> ClientTallies:
         down = trees.zeros(charter.contact().down)
         standing = Standing(charter.method, charter.method, task, down, shards, root, jnp.int32(0))
-        client = charter.method.enrol(task, down, jax.random.clone(root))
+        client = charter.method.init_client(task, down, jax.random.clone(root))
         return _score(standing, shards.of(jnp.int32(0)), (jnp.int32(0), jnp.bool_(False), client))[0]
 
     return jax.eval_shape(scored)

@@ -37,7 +37,7 @@ from priory.engine.cohort import Participation, Slots
 from priory.engine.manifest import version_of
 from priory.fed import privacy, robust, schedule
 from priory.fed.channel import references_of
-from priory.fed.method import Message, Task
+from priory.fed.method import Message, Method, Task
 from priory.store import Checkpoint, RunDirectory, check_no_links, private_directory
 
 STANDS_IN = 1  # sets the order of stand-ins apart from the draw
@@ -216,7 +216,7 @@ class Server:
         rows = [row for group in columns for row in zip(*group, strict=True)]
         return {int(client): bool(uploads) for client, filled, uploads in rows if filled}
 
-    def _collected(self, t: int, method: Any, down: Any, drawn: Mapping[int, bool]) -> Round:
+    def _collected(self, t: int, method: Method, down: Any, drawn: Mapping[int, bool]) -> Round:
         """The replies of a round; asked again, of those that are missing, while too few are usable."""
         came, needed = Round(), min(self._enough, sum(drawn.values()))
         arrays = wire.encode({"down": jax.tree.map(np.asarray, down)})
@@ -246,7 +246,7 @@ class Server:
         )
 
     def _take(
-        self, came: Round, t: int, method: Any, down: Any, node: int, reply: Reply, requests: Mapping[int, Request]
+        self, came: Round, t: int, method: Method, down: Any, node: int, reply: Reply, requests: Mapping[int, Request]
     ) -> None:
         """Sort a reply into what counts and what does not."""
         client = self._there.clients.get(node)
@@ -278,7 +278,7 @@ class Server:
                 self._refuse(t, client, -1, one)
             self.rejected[str(client)] = self.rejected.get(str(client), 0) + 1
 
-    def _aggregated(self, t: int, method: Any, down: Any, came: Round) -> Any:
+    def _aggregated(self, t: int, method: Method, down: Any, came: Round) -> Any:
         """The next server; unused places of a stack have weight 0, so that one program serves all rounds."""
         accepted = [one for _, one in sorted(came.accepted.items())]
         known = {"bits", *self.charter.contact().info}
@@ -426,18 +426,18 @@ _all_finite, _released = jax.jit(trees.all_finite), jax.jit(privacy.released)
 
 
 @jax.jit
-def _first_server(method: Any, task: Task, key: Key) -> Any:
-    return method.init(task, key)
+def _first_server(method: Method, task: Task, key: Key) -> Any:
+    return method.init_server(task, key)
 
 
 @jax.jit
-def _broadcast(method: Any, server: Any) -> Any:
+def _broadcast(method: Method, server: Any) -> Any:
     return method.broadcast(server)
 
 
 @partial(jax.jit, static_argnames="rule")
 def _aggregate(
-    method: Any, task: Task, down: Any, server: Any, messages: Message, key: Key, *, rule: Any
+    method: Method, task: Task, down: Any, server: Any, messages: Message, key: Key, *, rule: Any
 ) -> tuple[Any, dict[str, Any]]:
     if rule is not None:
         messages = robust.centre(rule, messages, references_of(method, task, down, messages.payload))

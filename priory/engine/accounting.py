@@ -45,8 +45,9 @@ from priory.engine import architectures
 from priory.engine.cohort import Participation
 from priory.engine.settings import Settings
 from priory.fed import privacy
+from priory.fed.capabilities import AdviceWarning
 from priory.fed.channel import is_statistic
-from priory.fed.method import AdviceWarning, Bounded, Channel, Parted, Task
+from priory.fed.method import Channel, Method, Task
 from priory.fed.parts import WHOLE, Parts
 from priory.fed.shard import Shards
 
@@ -279,7 +280,7 @@ class Ledger:
 
 def open_ledger(
     chosen: Settings,
-    method: Any,
+    method: Method,
     name: str,
     task: Task,
     participation: Participation,
@@ -418,7 +419,7 @@ def _most_uploads(root: Key, *, participation: Participation, rounds: int) -> Ar
     return lax.scan(step, jnp.zeros(participation.num_clients, jnp.int32), jnp.arange(rounds))[1]
 
 
-def mode_of(chosen: Settings, method: Any, name: str) -> Literal["central", "local"] | None:
+def mode_of(chosen: Settings, method: Method, name: str) -> Literal["central", "local"] | None:
     if chosen.dp is not None:
         if chosen.dp_epsilon is None and chosen.dp_noise is None:
             raise UsageError(f"dp={chosen.dp} needs a budget or noise; give --dp-epsilon 4 or --dp-noise 1.")
@@ -426,7 +427,7 @@ def mode_of(chosen: Settings, method: Any, name: str) -> Literal["central", "loc
     for field in ("dp_epsilon", "dp_noise", "dp_sensitivity", "dp_clip", "dp_delta"):
         value = getattr(chosen, field)
         if value != getattr(Settings(), field):
-            if isinstance(method, Bounded) and field in ("dp_epsilon", "dp_noise"):
+            if method.bounded and field in ("dp_epsilon", "dp_noise"):
                 return "local"  # it was made for noise on its messages
             said = f"{field.replace('_', '-')}={value if isinstance(value, str) else f'{value:g}'}"
             raise UsageError(
@@ -435,10 +436,10 @@ def mode_of(chosen: Settings, method: Any, name: str) -> Literal["central", "loc
     return None
 
 
-def _check_company(chosen: Settings, mode: str, method: Any, name: str, channel: Channel | None) -> None:
+def _check_company(chosen: Settings, mode: str, method: Method, name: str, channel: Channel | None) -> None:
     """Raise on what cannot go together with privacy."""
     said = f"dp={mode}"
-    if getattr(method, "pools", False):
+    if method.pools:
         raise UsageError(f"{said} protects what clients send, but {name} pools their data; leave it out.")
     if mode == "central" and not method.linear:
         has_form = any(field.name == "linear" for field in dataclasses.fields(method))
@@ -477,10 +478,10 @@ def _check_payload(payload: Any, name: str) -> None:
             )
 
 
-def _parts(chosen: Settings, method: Any, name: str, payload: Any) -> tuple[Parts, tuple[str, ...]]:
+def _parts(chosen: Settings, method: Method, name: str, payload: Any) -> tuple[Parts, tuple[str, ...]]:
     """Return what is clipped apart, and what could be and is clipped as one; parts without numbers do not count."""
     norms = chosen.dp_clips
-    names = tuple(method.parts) if isinstance(method, Parted) and not isinstance(method, Bounded) else ()
+    names = () if method.bounded else tuple(method.parts)
     found = Parts(names).split(payload) if names else []
     held = tuple(part for part, tree in zip(names, found, strict=True) if trees.size(tree))
     if len(norms) == 1:
@@ -508,10 +509,10 @@ def _rounds(chosen: Settings, spending: Spending, noise: float) -> int:
 
 
 def _reach(
-    chosen: Settings, method: Any, name: str, task: Task, mode: str, replaces: bool, parts: Parts
+    chosen: Settings, method: Method, name: str, task: Task, mode: str, replaces: bool, parts: Parts
 ) -> tuple[float, float, str]:
     """The norm to clip to, how far one client reaches, and where the sensitivity comes from."""
-    if isinstance(method, Bounded):
+    if method.bounded:
         found, origin = float(method.sensitivity(task, replaces=replaces)), f"stated by {name}"
         # In a sum the bound is enforced as well: when a client is added, its whole difference is.
         clip = math.inf if mode == "local" else float(method.sensitivity(task, replaces=False))

@@ -16,7 +16,7 @@ from priory.core import rng
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import struct
-from priory.fed.method import Info, Message, Task
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Shards
 
 Tasks = tuple[Task, ...]  # one for each group
@@ -62,40 +62,40 @@ class Contact:
     info: Info
 
 
-def first_contact(method: Any, task: Task, shards: Shards) -> Contact:
+def first_contact(method: Method, task: Task, shards: Shards) -> Contact:
     """What is broadcast, kept, sent and reported, as shapes; nothing is computed."""
     return jax.eval_shape(_contact, method, task, shards, jax.eval_shape(rng.root, 0))
 
 
-def traced_contact(method: Any, task: Task, shards: Shards) -> Any:
+def traced_contact(method: Method, task: Task, shards: Shards) -> Any:
     """Return the program of a first contact, traced; nothing is compiled."""
     return _contact.trace(method, task, shards, jax.eval_shape(rng.root, 0))
 
 
 @jax.jit  # never run: a second run of the same method finds the shapes without tracing again
-def _contact(method: Any, task: Task, shards: Shards, key: Key) -> Contact:
+def _contact(method: Method, task: Task, shards: Shards, key: Key) -> Contact:
     key_init, key_enrol, key_client = jax.random.split(key, 3)
-    down = method.broadcast(method.init(task, key_init))
-    client = method.enrol(task, down, key_enrol)
+    down = method.broadcast(method.init_server(task, key_init))
+    client = method.init_client(task, down, key_enrol)
     client, message, info = method.client_update(task, down, client, shards.of(jnp.int32(0)), key_client)
     return Contact(down, client, message, info)
 
 
-def client_shape(method: Any, task: Task) -> Any:
+def client_shape(method: Method, task: Task) -> Any:
     """The shapes of what a client keeps."""
 
     def enrolled(key: Key) -> Any:
         key_init, key_enrol = jax.random.split(key)
-        return method.enrol(task, method.broadcast(method.init(task, key_init)), key_enrol)
+        return method.init_client(task, method.broadcast(method.init_server(task, key_init)), key_enrol)
 
     return jax.eval_shape(enrolled, jax.eval_shape(rng.root, 0))
 
 
-def check(method: Any, name: str, tasks: Tasks, shards: Shards) -> None:
+def check(method: Method, name: str, tasks: Tasks, shards: Shards) -> None:
     """Raise when what a method exchanges depends on the network, and networks differ."""
     if len(tasks) == 1:
         return
-    if getattr(method, "pools", False):
+    if method.pools:
         raise UsageError(f"{name} trains one model on everybody's data, but {len(tasks)} were given; give one model.")
     first, *others = (first_contact(method, task, shards) for task in tasks)
     if any((other.down, other.message, other.info) != (first.down, first.message, first.info) for other in others):

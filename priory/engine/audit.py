@@ -35,6 +35,7 @@ from priory.engine import manifest
 from priory.engine.accounting import Ledger
 from priory.engine.session import Session
 from priory.engine.settings import Settings
+from priory.fed.method import Method
 from priory.fed.privacy import Canaries
 from priory.store import RunDirectory, write_atomically
 
@@ -101,7 +102,7 @@ def audit(
     canaries: int | None = None,
     seed: int | None = None,
     federation: Federation | None = None,
-    method: Any = None,
+    method: Method | None = None,
     model: Any = None,
     told: Callable[[int, int], None] = lambda done, total: None,
     trust_code: bool = False,

@@ -13,7 +13,8 @@ from priory.certificate import TOOK_PART, Certificate
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.data import Federation
-from priory.fed.method import Task
+from priory.fed.capabilities import Certifies
+from priory.fed.method import Method, Task
 from priory.fed.shard import Shard
 from priory.store import RunDirectory
 
@@ -46,7 +47,7 @@ def basis_of(run: Run, data: Shard, place: int, group: np.ndarray | None) -> Bas
 
 
 def certify(
-    method: Any, task: Task, posterior: Any, basis: Basis, delta: float, draws: int, client: str | None = None
+    method: Method, task: Task, posterior: Any, basis: Basis, delta: float, draws: int, client: str | None = None
 ) -> Certificate:
     """The certificate of a posterior; the method has been checked, its rows are checked here."""
     federation, data, start = basis.federation, basis.data, int(basis.data.start[0])
@@ -58,6 +59,7 @@ def certify(
     t, place = jnp.int32(basis.completed), jnp.int32(basis.place)
     counts = certificate.counts_of(method, task, basis.down, posterior, basis.data, basis.root, t, place, num=draws)
     group = federation.form.role("group")
+    assert isinstance(method, Certifies)
     return certificate.conclude(counts, delta, method.certifies, client, basis.completed, known, group)
 
 

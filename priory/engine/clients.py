@@ -22,7 +22,7 @@ from priory.core.rng import Key
 from priory.engine import devices
 from priory.engine.architectures import Tasks
 from priory.engine.rounds import Plan, Trace, blank_record, draw_slots, run_block, run_round
-from priory.fed.method import Channel
+from priory.fed.method import Channel, Method
 from priory.fed.screen import Limits
 from priory.fed.shard import Shards
 from priory.fed.visit import EMPTY, Record
@@ -179,7 +179,7 @@ def _ids_of_round(shards: Shards, root: Key, t: Array, *, plan: Plan) -> Array:
 
 
 def home_for(
-    method: Any, tasks: Tasks, channel: Channel | None, shards: Shards, plan: Plan, limit: int
+    method: Method, tasks: Tasks, channel: Channel | None, shards: Shards, plan: Plan, limit: int
 ) -> tuple[type[Resident] | type[Stored], Any]:
     """The home that suits the size of the clients' state, and the shape of one record."""
     record = blank_record(method, tasks, channel, shards)

@@ -17,6 +17,7 @@ from priory.core.errors import UsageError
 from priory.engine.settings import Settings
 from priory.fed.checks import countable
 from priory.fed.local import Work
+from priory.fed.method import Method
 from priory.fed.schedule import RENAMED
 from priory.models.model import Model
 
@@ -28,7 +29,7 @@ STEP, LONGEST = 1e-6, 600.0  # seconds: less than any local step takes, and the 
 WRITTEN = ("dot_general", "conv_general_dilated", "scan", "while", "sort", "cholesky", "random_bits")
 
 
-def check_numbers(method: Any, chosen: Settings) -> None:
+def check_numbers(method: Method, chosen: Settings) -> None:
     """Raise if a whole number of the method or of the run exceeds what compiled code can count."""
     own = {name: value for name, value in vars(chosen).items() if name in COUNTED}
     for name, value in (*_numbers(method), *own.items()):
@@ -43,7 +44,7 @@ def check_numbers(method: Any, chosen: Settings) -> None:
 
 
 @contextmanager
-def counting(method: Any) -> Iterator[None]:
+def counting(method: Method) -> Iterator[None]:
     """Raise one sentence where numbers are too large together for what is traced in the block."""
     try:
         yield
@@ -62,7 +63,7 @@ def check_model(network: Model, input_shape: tuple[int, ...], name: str) -> None
     memory.check(f"model={name} with {num:,} parameters", trees.num_bytes(shapes), "choose a smaller model")
 
 
-def check_state(server: Any, record: Any, num_records: int, method: Any, chosen: Settings) -> None:
+def check_state(server: Any, record: Any, num_records: int, method: Method, chosen: Settings) -> None:
     """Raise if the server's state does not fit into memory with so many records of clients."""
     per_process = -(-num_records // jax.process_count())
     size = trees.num_bytes(server) + trees.num_bytes(record) * per_process
@@ -71,7 +72,7 @@ def check_state(server: Any, record: Any, num_records: int, method: Any, chosen:
     memory.check(culprit, size, "choose a smaller number, a smaller model or a smaller cohort", _available())
 
 
-def check_program(traced: Any, method: Any, chosen: Settings) -> None:
+def check_program(traced: Any, method: Method, chosen: Settings) -> None:
     """Raise if one array of a traced program does not fit into memory."""
     largest = max(_written(traced.jaxpr.jaxpr), key=_num_bytes, default=None)
     if largest is not None and _num_bytes(largest) > (available := _available()):
@@ -103,7 +104,7 @@ def _num_bytes(shape: Any) -> int:
     return int(math.prod(getattr(shape, "shape", (0,))) * getattr(shape.dtype, "itemsize", 0))
 
 
-def _culprit(shapes: Iterable[tuple[int, ...]], method: Any, chosen: Settings) -> str | None:
+def _culprit(shapes: Iterable[tuple[int, ...]], method: Method, chosen: Settings) -> str | None:
     """Return the number of the method, or of the run's sizes, that is the greatest length of the largest shape."""
     longest = max(max(shapes, key=math.prod, default=()), default=0)
     own = ((name, getattr(chosen, name)) for name in SIZES)

@@ -10,6 +10,7 @@ import numpy as np
 from priory.data import Federation
 from priory.engine.rounds import Trace
 from priory.fed import schedule
+from priory.fed.method import Method
 from priory.fed.visit import COUNTED, STATUSES
 from priory.metrics import RegressionScores, Scores
 
@@ -61,7 +62,7 @@ class Progress:
         return self.lost >= num_clients or (self.lost > 0 and not self.learned)
 
 
-def sentence(method: Any, federation: Federation, scores: Mapping[str, AnyScores], progress: Progress) -> str | None:
+def sentence(method: Method, federation: Federation, scores: Mapping[str, AnyScores], progress: Progress) -> str | None:
     """Return what diverged with the likely cause and the remedy; None where training did not diverge.
 
     Args:
@@ -100,7 +101,7 @@ def _unscaled(federation: Federation) -> str | None:
     return f"the likely cause is the scale of {name}, which is around {size:.2g}, so divide it to be around 1"
 
 
-def _step_size(method: Any) -> str:
+def _step_size(method: Method) -> str:
     """The step sizes of the method that could be lower."""
     paths = schedule.paths_of(method)
     chosen = {name: schedule.get(method, paths[name]) for name in ("step_size", "gamma") if name in paths}

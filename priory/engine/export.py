@@ -28,7 +28,8 @@ from priory.data.form import Form
 from priory.engine import manifest
 from priory.engine.personal import PersonalModel, Source, Verb, check_draws
 from priory.engine.problem import with_likelihood
-from priory.fed.method import Task
+from priory.fed.capabilities import SharedModel, Unlabelled
+from priory.fed.method import Method, Task
 from priory.fed.shard import Pool, Shard
 from priory.models.likelihood import Categorical, Gaussian
 from priory.models.model import Head, as_model, check_trusted, parse
@@ -74,7 +75,9 @@ def save_model(model: PersonalModel, path: Path | str, draws: int = 0) -> Path:
     return path
 
 
-def load_model(path: Path | str, *, method: Any = None, model: Any = None, trust_code: bool = False) -> PersonalModel:
+def load_model(
+    path: Path | str, *, method: Method | None = None, model: Any = None, trust_code: bool = False
+) -> PersonalModel:
     """The personal model in a directory that `save_model` or `priory export` wrote; it predicts with the same bits.
 
     Args:
@@ -151,7 +154,7 @@ def _describe(model: PersonalModel, raw: bytes) -> dict[str, Any]:
     }
 
 
-def _assembled(path: Path, table: dict[str, Any], raw: bytes, method: Any, model: Any) -> PersonalModel:
+def _assembled(path: Path, table: dict[str, Any], raw: bytes, method: Method | None, model: Any) -> PersonalModel:
     """The model from its description and its arrays."""
     from safetensors.numpy import load
 
@@ -187,21 +190,23 @@ def _task(table: dict[str, Any], model: Any, public: np.ndarray | None) -> Task:
     )
 
 
-def _posterior_shape(method: Any, task: Task, form: Form, verb: Verb) -> Any:
+def _posterior_shape(method: Method, task: Task, form: Form, verb: Verb) -> Any:
     """The structure of what the verb returns; nothing is computed."""
 
     def made(key: Key) -> Any:
         key_init, key_client, key_post = jax.random.split(key, 3)
-        down = method.broadcast(method.init(task, key_init))
+        down = method.broadcast(method.init_server(task, key_init))
         if verb == "population":
+            assert isinstance(method, SharedModel)
             return method.population(task, down, None, key_post)
         y = jnp.zeros(1, jnp.float32 if form.num_classes is None else jnp.int32)
         shift, factor = jnp.asarray(form.shift), jnp.asarray(form.factor)
         pool = Pool(jnp.zeros((1, *task.input_shape)), y, jnp.ones(1), shift, factor)
         data = Shard(pool, jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32), 1)
         if verb == "infer":
+            assert isinstance(method, Unlabelled)
             return method.infer(task, down, data, key_post)
-        return method.personalise(task, down, method.enrol(task, down, key_client), data, key_post)
+        return method.personalise(task, down, method.init_client(task, down, key_client), data, key_post)
 
     return jax.eval_shape(made, jax.random.key(0))
 

@@ -9,7 +9,8 @@ import numpy as np
 from jax import Array
 
 from priory.data import Federation
-from priory.fed.method import Clusters
+from priory.fed.capabilities import Clustered
+from priory.fed.method import Method
 from priory.metrics import RegressionScores, Scores
 
 __all__ = ["adjusted_rand_index", "by_architecture", "clusters_of"]
@@ -17,7 +18,7 @@ __all__ = ["adjusted_rand_index", "by_architecture", "clusters_of"]
 OfEach = Callable[[np.ndarray, Callable[..., Any]], np.ndarray]
 
 
-def clusters_of(method: Any, federation: Federation, of_each: OfEach) -> dict[str, Any]:
+def clusters_of(method: Method, federation: Federation, of_each: OfEach) -> dict[str, Any]:
     """What a summary says of clusters: each client's number by name, and the adjusted Rand index; nothing without any.
 
     A client that is in none has None, and is left out of the index, which needs a truth. Newcomers are in none.
@@ -25,7 +26,7 @@ def clusters_of(method: Any, federation: Federation, of_each: OfEach) -> dict[st
     Args:
         of_each: Gives what `function(task, ids, joined, states)` says of each of the clients with these ids.
     """
-    if not isinstance(method, Clusters):
+    if not isinstance(method, Clustered):
         return {}
 
     def numbers(task: Any, ids: Array, joined: Array, states: Any) -> Array:

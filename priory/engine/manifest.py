@@ -18,14 +18,14 @@ from priory.data import Federation
 from priory.engine import settings
 from priory.engine.rounds import Plan
 from priory.engine.settings import Settings
-from priory.fed.method import Channel
+from priory.fed.method import Channel, Method
 from priory.models.model import check_trusted, default_spec
 
 PACKAGES = ("priory", "jax", "flax", "optax", "numpy")
 
 
 def write(
-    method: Any, federation: Federation, chosen: Settings, model: Any, channel: Channel | None, plan: Plan
+    method: Method, federation: Federation, chosen: Settings, model: Any, channel: Channel | None, plan: Plan
 ) -> dict[str, Any]:
     """The manifest of a run; what only Python can express is named, and must be given again."""
     own = None if methods.is_registered(method) else method
@@ -44,7 +44,7 @@ def write(
     }
 
 
-def describe(method: Any, federation: Federation, chosen: Settings, has_model: bool = False) -> dict[str, Any]:
+def describe(method: Method, federation: Federation, chosen: Settings, has_model: bool = False) -> dict[str, Any]:
     """The tables of a manifest that decide what is run; a model chosen by default is named, since defaults change."""
     if chosen.model is None and chosen.models is None and not has_model:
         chosen = dataclasses.replace(chosen, model=default_spec(federation.input_shape, federation.num_classes or 1))
@@ -79,7 +79,7 @@ def check_same(asked: dict[str, Any], there: dict[str, Any], path: Path, kind: s
 class Recipe:
     """What a manifest describes."""
 
-    method: Any
+    method: Method
     federation: Federation
     settings: Settings
     given: dict[str, str]
@@ -89,7 +89,7 @@ class Recipe:
 def read(
     table: dict[str, Any],
     federation: Federation | None = None,
-    method: Any = None,
+    method: Method | None = None,
     *,
     file: Path = Path("manifest.toml"),
     trust_code: bool = False,

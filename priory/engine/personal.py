@@ -20,8 +20,9 @@ from priory.engine import certified
 from priory.engine.certified import Basis
 from priory.engine.prediction import Prediction
 from priory.evaluate import doubts_of, tally
+from priory.fed.capabilities import Draws, MixedEffects
 from priory.fed.checks import countable
-from priory.fed.method import Draws, Effects, Predictive, Task
+from priory.fed.method import Method, Predictive, Task
 from priory.fed.shard import Batch, Pool, Shard
 from priory.metrics import RegressionScores, Scores
 from priory.models.likelihood import Categorical
@@ -60,7 +61,7 @@ class PersonalModel:
         basis: What a certificate needs beside the model, or why it has none.
     """
 
-    method: Any
+    method: Method
     task: Task
     posterior: Any = field(repr=False)
     form: Form = field(repr=False)
@@ -136,7 +137,7 @@ class PersonalModel:
         """
         check_draws(self, draws)
         arviz()  # before anything is computed
-        if isinstance(self.method, Effects):
+        if isinstance(self.method, MixedEffects):
             tree = self.method.effects(self.task, self.posterior)
         else:
             networks = _draw(self.method, self.task, self.posterior, jax.random.key(seed), num=draws)
@@ -164,14 +165,14 @@ class PersonalModel:
 
 def check_draws(model: PersonalModel, draws: int) -> None:
     """Raise where a posterior gives no draws, or fewer than one is asked for."""
-    if not isinstance(model.method, Effects | Draws):
+    if not isinstance(model.method, MixedEffects | Draws):
         raise UsageError(
             f"{model.source.method} has no posterior to draw from, since it has no `draws`; choose a Bayesian method, "
             "or export the weights alone with draws=0."
         )
     if draws < 1:
         raise UsageError(f"draws={draws} is below 1; give 1 or more, such as 500.")
-    if not isinstance(model.method, Effects):  # which has its own number of draws
+    if not isinstance(model.method, MixedEffects):  # which has its own number of draws
         countable("draws", draws)
         network = jax.eval_shape(model.task.init, jax.eval_shape(rng.root, 0))
         memory.check(f"draws={draws}", draws * trees.num_bytes(network.weights), "choose fewer draws")
@@ -195,17 +196,17 @@ def _padded(data: Shard) -> Batch:
 
 
 @jax.jit
-def _predict(method: Any, task: Task, posterior: Any, x: Array, key: Key) -> Predictive:
+def _predict(method: Method, task: Task, posterior: Any, x: Array, key: Key) -> Predictive:
     return method.predict(task, posterior, x, key)
 
 
 @jax.jit
-def _tally(method: Any, task: Task, posterior: Any, data: Shard, key: Key) -> Any:
+def _tally(method: Method, task: Task, posterior: Any, data: Shard, key: Key) -> Any:
     return tally(method, task, posterior, data, key)
 
 
 @jax.jit
-def _doubts(method: Any, task: Task, posterior: Any, key: Key, data: Shard) -> Array:
+def _doubts(method: Method, task: Task, posterior: Any, key: Key, data: Shard) -> Array:
     return doubts_of(method, task, posterior, key, data)
 
 
@@ -221,5 +222,5 @@ def _target_rows(mean: Array, sd: Array, log_weights: Array) -> tuple[Array, Arr
 
 
 @partial(jax.jit, static_argnames="num")
-def _draw(method: Any, task: Task, posterior: Any, key: Key, *, num: int) -> Any:
+def _draw(method: Draws, task: Task, posterior: Any, key: Key, *, num: int) -> Any:
     return method.draws(task, posterior, key, num)

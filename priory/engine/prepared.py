@@ -21,7 +21,7 @@ from priory.engine.rounds import Plan
 from priory.engine.settings import Settings
 from priory.evaluate import Standing, tally_clients
 from priory.fed import robust, schedule
-from priory.fed.method import Channel, Task
+from priory.fed.method import Channel, Method, Task
 from priory.fed.screen import Limits
 from priory.fed.shard import Shards
 
@@ -42,7 +42,7 @@ class Prepared:
         record: The shapes of one record.
     """
 
-    method: Any
+    method: Method
     federation: Federation
     settings: Settings
     model: Any
@@ -117,7 +117,7 @@ class Prepared:
 
 
 def prepare(
-    method: Any,
+    method: Method,
     federation: Federation,
     chosen: Settings,
     model: Any = None,
@@ -181,6 +181,6 @@ def at_once(record: Any, plan: Plan, num: int) -> int:
 
 
 @jax.jit
-def first_server(method: Any, task: Task, key: Key) -> Any:
+def first_server(method: Method, task: Task, key: Key) -> Any:
     """What the server keeps before the first round."""
-    return method.init(task, key)
+    return method.init_server(task, key)

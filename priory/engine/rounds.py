@@ -27,7 +27,7 @@ from priory.engine.cohort import Participation, Slots, deal
 from priory.evaluate import own_uncertainty
 from priory.fed import channel as uplink
 from priory.fed import privacy, schedule, screen
-from priory.fed.method import Channel, Info, Message, Task
+from priory.fed.method import Channel, Info, Message, Method, Task
 from priory.fed.robust import Rule, centre
 from priory.fed.shard import Shard, Shards
 from priory.fed.visit import COUNTED, EMPTY, HEARD, KEPT, REJECTED, Doubt, Record, Visited, visit
@@ -117,7 +117,7 @@ class Plan:
 
 @partial(jax.jit, static_argnames="plan", donate_argnames=("server", "records"), compiler_options=SCHEDULING)
 def run_block(
-    method: Any,
+    method: Method,
     tasks: Tasks,
     channel: Channel | None,
     shards: Shards,
@@ -161,7 +161,7 @@ def run_block(
 
 @partial(jax.jit, static_argnames="plan", donate_argnames=("server", "here"), compiler_options=SCHEDULING)
 def run_round(
-    method: Any,
+    method: Method,
     tasks: Tasks,
     channel: Channel | None,
     shards: Shards,
@@ -204,7 +204,7 @@ def draw_slots(plan: Plan, shards: Shards, root: Key, t: Array) -> Slots:
     return jax.tree.map(side_by_side, *dealt)
 
 
-def blank_record(method: Any, tasks: Tasks, channel: Channel | None, shards: Shards) -> Record:
+def blank_record(method: Method, tasks: Tasks, channel: Channel | None, shards: Shards) -> Record:
     """The shapes of a client's record."""
     contact = architectures.first_contact(method, tasks[0], shards)
     memory = jax.eval_shape(partial(uplink.memory_of, channel), contact.message.payload)
@@ -214,14 +214,14 @@ def blank_record(method: Any, tasks: Tasks, channel: Channel | None, shards: Sha
     return Record(jax.eval_shape(lambda: jnp.bool_(False)), client, memory)
 
 
-def _record_words(method: Any, tasks: Tasks) -> int:
+def _record_words(method: Method, tasks: Tasks) -> int:
     """Words that hold what a client of any group keeps."""
     return max(architectures.num_words(architectures.client_shape(method, task)) for task in tasks)
 
 
 def _round(
     plan: Plan,
-    method: Any,
+    method: Method,
     tasks: Tasks,
     channel: Channel | None,
     data: tuple[Shards, Shards | None],
@@ -237,7 +237,7 @@ def _round(
     method = schedule.resolve(method, plan.schedules, t, plan.rounds)
     down = method.broadcast(server)
     pooled = None
-    if getattr(method, "pools", False):  # one visit with everybody's data, in the first place
+    if method.pools:  # one visit with everybody's data, in the first place
         pooled = shards.union(slots.ids, slots.uploads)
         slots = replace(slots, filled=jnp.arange(plan.places) == 0, uploads=slots.filled)
     stream = method.linear and not plan.stack and plan.robust is None
@@ -288,7 +288,7 @@ def _round(
 
 def _by_group(
     work: Callable[[Task, int, Record, Slots], Visited],
-    method: Any,
+    method: Method,
     tasks: Tasks,
     plan: Plan,
     here: Record,
@@ -366,7 +366,7 @@ def _summed(total: Message) -> Message:
 
 
 def _released(
-    channel: privacy.NoisedSum, method: Any, task: Task, down: Any, total: Message, key: Key
+    channel: privacy.NoisedSum, method: Method, task: Task, down: Any, total: Message, key: Key
 ) -> tuple[Message, Array | None]:
     """The noised mean over all devices as a stack of one, weighing what is expected, and what canaries leave in it."""
     difference = channel.release(lax.psum(total.payload, AXIS), key)

@@ -28,7 +28,8 @@ from priory.engine.personal import PersonalModel, Source, Verb, shard_of
 from priory.engine.prediction import Prediction
 from priory.engine.settings import Settings
 from priory.evaluate import current_client, personal_posterior
-from priory.fed.method import AdviceWarning, Evidence, Population, Task, Unlabelled
+from priory.fed.capabilities import AdviceWarning, Evidence, SharedModel, Unlabelled
+from priory.fed.method import Method, Task
 from priory.fed.shard import Shard, Shards
 from priory.metrics import RegressionScores, Scores
 from priory.store import RunDirectory
@@ -74,7 +75,7 @@ class Run:
         path: The run directory, if there is one.
     """
 
-    method: Any
+    method: Method
     name: str
     federation: Federation
     task: Task
@@ -319,7 +320,7 @@ class Run:
 
     def _of_population(self, lacking: str, remedy: str) -> PersonalModel:
         down = self.method.broadcast(self.server)
-        if not isinstance(self.method, Population):
+        if not isinstance(self.method, SharedModel):
             raise UsageError(
                 f"{self.name} has nothing for a client without {lacking}, since it has no global model; give {remedy}."
             )
@@ -368,13 +369,13 @@ def _keys(root: Key, t: Array, place: Array, *, num: int) -> tuple[Key, ...]:
 
 
 @jax.jit
-def _infer(method: Any, task: Task, down: Any, data: Shard, key: Key) -> Any:
+def _infer(method: Unlabelled, task: Task, down: Any, data: Shard, key: Key) -> Any:
     return method.infer(task, down, data, key)
 
 
 @partial(jax.jit, static_argnames="visits")
 def _personalise(
-    method: Any,
+    method: Method,
     task: Task,
     down: Any,
     data: Shard,
@@ -385,7 +386,7 @@ def _personalise(
     key: Key,
     *,
     visits: int,
-    settled: Any,
+    settled: Method,
 ) -> Any:
     client = current_client(method, task, down, root, place, joined, state)
     return personal_posterior(method, settled, task, down, client, data, key, visits)

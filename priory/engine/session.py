@@ -47,7 +47,8 @@ from priory.evaluate import (
     tally_clients,
 )
 from priory.fed import schedule
-from priory.fed.method import Advice, AdviceWarning, Channel, Task
+from priory.fed.capabilities import AdviceWarning, Advises
+from priory.fed.method import Channel, Method, Task
 from priory.fed.screen import Limits
 from priory.fed.shard import Shards
 from priory.fed.visit import is_rejected, reason_of
@@ -79,7 +80,7 @@ class Listener(Protocol):
 class Session:
     """A run under way."""
 
-    method: Any
+    method: Method
     federation: Federation
     settings: Settings
     tasks: Tasks
@@ -111,7 +112,7 @@ class Session:
     @classmethod
     def prepare(
         cls,
-        method: Any,
+        method: Method,
         federation: Federation,
         chosen: Settings,
         model: Any,
@@ -439,7 +440,7 @@ class Session:
 
     def _advice(self, progress: float) -> dict[str, str]:
         """Return the sentences that the method has for the last round's figures, with this share of the rounds done."""
-        if not isinstance(self.method, Advice):
+        if not isinstance(self.method, Advises):
             return {}
         return self.method.advice(self.task, self.info | {"progress": progress})
 
@@ -580,7 +581,7 @@ class Session:
             directory.write_summary(run.summary(), run.per_client())
 
     def _result(self, personal: AnyScores, population: AnyScores, newcomers: dict[str, AnyScores]) -> Run:
-        pools = getattr(self.method, "pools", False)
+        pools = self.method.pools
         down = jax.eval_shape(self.method.broadcast, self.server)
         up = self.info.get("bits", math.nan) / 8
         return Run(
@@ -641,5 +642,5 @@ def _peak_rss() -> int:
 
 
 @jax.jit
-def _unpacked(method: Any, task: Task, stacked: Any) -> Any:
+def _unpacked(method: Method, task: Task, stacked: Any) -> Any:
     return jax.vmap(partial(architectures.unpack, like=architectures.client_shape(method, task)))(stacked)

@@ -10,7 +10,7 @@ from priory.engine.cohort import Participation
 from priory.fed import channel as uplink
 from priory.fed import robust as centres
 from priory.fed import schedule
-from priory.fed.method import Channel, Task, Unbiased
+from priory.fed.method import Channel, Method, Task
 from priory.fed.privacy import NoisedSum
 from priory.fed.schedule import Schedule
 from priory.fed.screen import Limits
@@ -176,22 +176,22 @@ class Settings:
         fresh: dict[str, Any] = {name: value for name, value in vars(Settings()).items() if name.startswith("dp")}
         return dataclasses.replace(self, **fresh)
 
-    def check_exclusion(self, method: Any, num_validation: int) -> None:
+    def check_exclusion(self, method: Method, num_validation: int) -> None:
         """Raise when uncertain clients are to be left out and the method or the data allow no judging."""
         if self.exclude_uncertain == 0:
             return
         said = f"exclude-uncertain={self.exclude_uncertain}"
-        if getattr(method, "pools", False):
+        if method.pools:
             raise UsageError(f"{said} needs clients with models of their own, but the method pools the data; choose 0.")
         if num_validation == 0:
             raise UsageError(f"{said} judges clients by validation examples, and there are none; use --validation 0.1.")
 
-    def check_robust(self, method: Any, name: str, channel: Channel | None = None) -> None:
+    def check_robust(self, method: Method, name: str, channel: Channel | None = None) -> None:
         """Raise when a centre of messages is asked for where no centre can stand for them."""
         if self.robust is None:
             return
         said = f"robust={self.robust}"
-        if getattr(method, "pools", False):
+        if method.pools:
             raise UsageError(f"{said} needs messages of several clients, but {name} pools their data; leave it out.")
         if not method.linear:
             has_form = any(field.name == "linear" for field in dataclasses.fields(method))
@@ -205,7 +205,7 @@ class Settings:
         if self.weighting == "examples":
             raise UsageError(f"{said} lets every message count once, so weighting=examples has no effect; use uniform.")
 
-    def channel_of(self, method: Any, given: Channel | None) -> Channel | None:
+    def channel_of(self, method: Method, given: Channel | None) -> Channel | None:
         """What a payload goes through on its way, checked: the channel that was given, or the one named by `compress`.
 
         It acts on what the method says may be compressed; a method that pools sends nothing.
@@ -218,13 +218,13 @@ class Settings:
             raise UsageError(
                 f"compress={self.compress} and channel={given} both change what is sent; give one of them."
             )
-        if getattr(method, "pools", False):
+        if method.pools:
             return None
         return uplink.compressing(uplink.parse(self.compress), method)
 
-    def advice(self, method: Any, channel: Channel | None) -> dict[str, str]:
+    def advice(self, method: Method, channel: Channel | None) -> dict[str, str]:
         """Sentences by kind about settings that break an assumption of the method's paper."""
-        if not (isinstance(method, Unbiased) and uplink.is_biased(channel)):
+        if not (method.unbiased and uplink.is_biased(channel)):
             return {}
         said = f"channel={channel}" if self.compress is None else f"compress={self.compress}"
         return {
@@ -242,7 +242,7 @@ class Settings:
         active = cohort if self.active is None else self.active
         return Participation(num_clients, cohort, active, self.participation, groups)
 
-    def schedules(self, method: Any) -> tuple[Schedule, ...]:
+    def schedules(self, method: Method) -> tuple[Schedule, ...]:
         """The schedules, each checked to name a number of the method."""
         parsed = tuple(schedule.parse(text) for text in self.schedule)
         fields = [one.field for one in parsed]

@@ -14,14 +14,14 @@ from priory.engine.compilation import let_go_of_programs
 from priory.engine.prepared import Prepared, prepare
 from priory.engine.run import Run
 from priory.engine.session import Listener, Session
-from priory.fed.method import Channel
+from priory.fed.method import Channel, Method
 from priory.store import RunDirectory, check_no_links
 from priory.track import Tracker
 from priory.track import check as check_tool
 
 
 def simulate(
-    method: Any,
+    method: Method,
     federation: Federation,
     *,
     model: Any = None,
@@ -50,7 +50,7 @@ def simulate(
 
 
 def check(
-    method: Any,
+    method: Method,
     federation: Federation,
     *,
     model: Any = None,
@@ -85,7 +85,7 @@ def resume(
     path: Path | str,
     *,
     federation: Federation | None = None,
-    method: Any = None,
+    method: Method | None = None,
     model: Any = None,
     channel: Channel | None = None,
     listener: Listener | None = None,
@@ -124,7 +124,7 @@ def load(
     path: Path | str,
     *,
     federation: Federation | None = None,
-    method: Any = None,
+    method: Method | None = None,
     model: Any = None,
     channel: Channel | None = None,
     trust_code: bool = False,
@@ -141,7 +141,12 @@ def _tracker(name: str | None, out: Path | str | None) -> Tracker | None:
 
 
 def _reopen(
-    path: Path | str, federation: Federation | None, method: Any, model: Any, channel: Channel | None, trust_code: bool
+    path: Path | str,
+    federation: Federation | None,
+    method: Method | None,
+    model: Any,
+    channel: Channel | None,
+    trust_code: bool,
 ) -> Session:
     trusted = trust_code or model is not None  # a network that is given takes the place of the one that is named
     table = RunDirectory(path).manifest()

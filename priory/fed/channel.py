@@ -21,8 +21,9 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import static, struct
 from priory.fed import thin
+from priory.fed.capabilities import SparseUplink
 from priory.fed.checks import positive
-from priory.fed.method import Channel, Compresses, Message, Reference, Task, Thins
+from priory.fed.method import Channel, Message, Method, Task
 
 Payload = TypeVar("Payload")
 
@@ -194,15 +195,15 @@ class Compressible:
     """
 
     structure: Any  # of the method as a tree: its class and its static fields
-    method: Compresses = field(compare=False, repr=False)
+    method: Method = field(compare=False, repr=False)
 
     def __call__(self, path: str) -> bool:
         return self.method.compressible(path)
 
 
-def compressing(channel: Channel, method: Any) -> Channel:
+def compressing(channel: Channel, method: Method) -> Channel:
     """The channel on that part of a payload which the method lets be compressed: all of it, unless it says so."""
-    if not isinstance(method, Compresses):
+    if type(method).compressible is Method.compressible:
         return channel
     return On(Compressible(jax.tree.structure(method), method), channel)
 
@@ -239,12 +240,13 @@ def is_biased(channel: Channel | None) -> bool:
 
 
 def transmit(
-    channel: Channel | None, method: Any, task: Task, down: Any, message: Message, memory: Any, key: Key
+    channel: Channel | None, method: Method, task: Task, down: Any, message: Message, memory: Any, key: Key
 ) -> tuple[Message, Any, Array]:
     """The message as it arrives, the sender's memory, and the bits that travelled; simulated or not."""
     if channel is None:
-        whole = not isinstance(method, Thins)
-        return message, memory, num_bits(message.payload) if whole else thin.bits(method.thin(message.payload))
+        if isinstance(method, SparseUplink):
+            return message, memory, thin.bits(method.thin(message.payload))
+        return message, memory, num_bits(message.payload)
     statistics, learned = _apart(message.payload)
     reference = _apart(reference_of(method, task, down, message.payload))[1]
     sent, memory, bits = channel.send(trees.sub(learned, reference), memory, key)
@@ -257,14 +259,12 @@ def memory_of(channel: Channel | None, payload: Any) -> Any:
     return () if channel is None else channel.init(_apart(payload)[1])
 
 
-def reference_of(method: Any, task: Task, down: Any, payload: Payload) -> Payload:
+def reference_of(method: Method, task: Task, down: Any, payload: Payload) -> Payload:
     """What a client that learned nothing would send."""
-    if isinstance(method, Reference):
-        return method.reference(task, down, payload)
-    return jax.tree.map(jnp.zeros_like, payload)
+    return method.reference(task, down, payload)
 
 
-def references_of(method: Any, task: Task, down: Any, payloads: Payload) -> Payload:
+def references_of(method: Method, task: Task, down: Any, payloads: Payload) -> Payload:
     """What the senders of stacked payloads would send had they learned nothing, stacked likewise."""
     return jax.vmap(partial(reference_of, method, task, down))(payloads)
 

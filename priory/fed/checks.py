@@ -46,6 +46,15 @@ def countable(name: str, value: int) -> None:
         raise UsageError(f"{name}={value} exceeds the 32-bit limit of compiled code; choose less.")
 
 
+def check_fields(settings: Any) -> None:
+    """Raise on a field of a dataclass that names its choices and holds none of them, or that is itself in error."""
+    choices(settings)
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value) and hasattr(value, "check"):
+            value.check()
+
+
 def choices(settings: Any) -> None:
     """Raise when a field of a dataclass that names its choices holds something else."""
     hints = typing.get_type_hints(type(settings))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jax import Array
 
 from priory.core.errors import UsageError
 from priory.core.rng import Key
-from priory.core.struct import static, struct
+from priory.core.struct import replace, static, struct
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.method import Task
 from priory.fed.shard import Batch, Shard
@@ -193,6 +193,36 @@ def fit(
     start = (params, transform.init(params.weights), jnp.float32(0), jnp.int32(0))
     params, _, total, steps = each_batch(step, start, data, work, key)
     return params, total / jnp.maximum(steps, 1)
+
+
+class Finetunes(Protocol):
+    """A method whose personal models are trained from a shared network, with a rate that no schedule changes."""
+
+    @property
+    def optimiser(self) -> Optimiser: ...
+    @property
+    def work(self) -> Work: ...
+    @property
+    def finetune_epochs(self) -> int: ...
+    @property
+    def finetune_step_size(self) -> float: ...
+
+
+def check_finetune(method: Finetunes) -> None:
+    """Raise on settings of the fine-tuning that are out of range."""
+    at_least("finetune-epochs", method.finetune_epochs, 0)
+    positive("finetune-step-size", method.finetune_step_size)
+
+
+def finetune_work(method: Finetunes) -> tuple[Optimiser, Work]:
+    """Return the solver and the work of the fine-tuning."""
+    optimiser = replace(method.optimiser, step_size=method.finetune_step_size)
+    return optimiser, Work(epochs=method.finetune_epochs, batch_size=method.work.batch_size)
+
+
+def finetune(method: Finetunes, task: Task, params: Params, data: Shard, key: Key) -> Params:
+    """Return a network after the passes over a client's data that make it a personal one."""
+    return fit(task.nll, params, data, *finetune_work(method), key)[0]
 
 
 def total_nll(task: Task, params: Params, data: Shard, batch_size: int) -> Array:

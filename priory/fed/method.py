@@ -1,15 +1,17 @@
 """The central protocol: what a federated method is, and the laws it obeys.
 
-A method is a frozen dataclass of hyper-parameters with seven verbs; the problem (`Task`) is passed in. The runner,
-whether simulator or network, meets a method only through these verbs:
+A method is a frozen dataclass of hyper-parameters that derives from `Method`; the problem (`Task`) is passed in. The
+runner, whether simulator or network, meets a method only through these verbs:
 
-    init            the server before the first round
-    broadcast       exactly what leaves the server
-    enrol           a client's state at first contact, `()` if it keeps none
-    client_update   local work: new client state and one message
-    aggregate       the next server from the stacked messages
-    personalise     a client's posterior, from what was broadcast and what it kept
-    predict         a finite mixture of outputs
+    init_server     the server before the first round; by default fresh parameters
+    broadcast       exactly what leaves the server; by default the server itself
+    init_client     a client's state at first contact; by default `()`: it keeps nothing
+    client_update   local work: new client state and one message; always written
+    aggregate       the next server from the stacked messages; by default their weighted mean
+    personalise     a client's posterior, from what was broadcast and what it kept; always written
+    predict         a finite mixture of outputs; by default the outputs of one network
+
+What only some methods can do is in `priory/fed/capabilities.py`.
 
 Laws, checked for every registered method by `tests/methods/test_laws.py`:
 
@@ -23,9 +25,10 @@ Laws, checked for every registered method by `tests/methods/test_laws.py`:
 8. statistics  batch-norm statistics are averaged plainly and nothing else touches them
 """
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +38,9 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import static, struct
+from priory.fed.about import About
+from priory.fed.checks import check_fields
 from priory.fed.shard import Batch, Shard
-from priory.fed.thin import Thin
 from priory.models import columns
 from priory.models.likelihood import Likelihood
 from priory.models.model import Model, Params
@@ -47,12 +51,6 @@ Client = TypeVar("Client")
 Up = TypeVar("Up")
 Post = TypeVar("Post")
 Memory = TypeVar("Memory")
-DownIn = TypeVar("DownIn", contravariant=True)
-UpIn = TypeVar("UpIn", contravariant=True)
-PostIn = TypeVar("PostIn", contravariant=True)
-ClientIn = TypeVar("ClientIn", contravariant=True)
-PostOut = TypeVar("PostOut", covariant=True)
-DownOut = TypeVar("DownOut", covariant=True)
 Info = dict[str, Array]
 
 
@@ -156,229 +154,111 @@ def even_mixture(outputs: Array) -> Predictive:
     return Predictive(outputs, jnp.full(outputs.shape[:2], -jnp.log(outputs.shape[0])))
 
 
-class Method(Protocol[Server, Down, Client, Up, Post]):
-    """The seven verbs. `linear` promises law 3: streaming, secure and hierarchical sums follow from it."""
+@struct
+class Method(ABC, Generic[Server, Down, Client, Up, Post]):
+    """A federated method. Methods are final: none derives from another one."""
+
+    about: ClassVar[About] = About("baseline", keeps="", sends="")
 
     @property
-    def linear(self) -> bool: ...
-
-    def check(self) -> None:
-        """Raise `UsageError` on a bad hyper-parameter; called once by the runner, before tracing."""
-
-    def init(self, task: Task, key: Key) -> Server: ...
-
-    def broadcast(self, server: Server) -> Down: ...
-
-    def enrol(self, task: Task, down: Down, key: Key) -> Client: ...
-
-    def client_update(
-        self, task: Task, down: Down, client: Client, data: Shard, key: Key
-    ) -> tuple[Client, Message[Up], Info]: ...
-
-    def aggregate(self, task: Task, server: Server, messages: Message[Up], key: Key) -> tuple[Server, Info]: ...
-
-    def personalise(self, task: Task, down: Down, client: Client, data: Shard, key: Key) -> Post: ...
-
-    def predict(self, task: Task, posterior: Post, x: Array, key: Key) -> Predictive: ...
-
-
-@runtime_checkable
-class Population(Protocol[DownIn, PostOut]):
-    """Optional: the method has a global predictor. Data may only *select* among what was broadcast."""
-
-    def population(self, task: Task, down: DownIn, data: Shard | None, key: Key) -> PostOut: ...
-
-
-@runtime_checkable
-class Unlabelled(Protocol[DownIn, PostOut]):
-    """Optional: a posterior from a client's inputs alone; the labels of the shard, if it has any, are not read."""
-
-    def infer(self, task: Task, down: DownIn, data: Shard, key: Key) -> PostOut: ...
-
-
-@runtime_checkable
-class Divergence(Protocol[DownIn, PostIn]):
-    """Optional: KL(posterior ‖ what was broadcast) in nats; certificates need it."""
-
-    def divergence(self, task: Task, down: DownIn, posterior: PostIn) -> Array: ...
-
-
-@runtime_checkable
-class Draws(Protocol[PostIn]):
-    """Optional: parameter draws from a posterior, stacked on axis 0."""
-
-    def draws(self, task: Task, posterior: PostIn, key: Key, num: int) -> Params: ...
-
-
-@dataclass(frozen=True)
-class Certified:
-    """What a certificate of a client's model speaks of; lives inside one trace.
-
-    Attributes:
-        draw: A network drawn from q, by a key.
-        divergence: KL(q ‖ prior) in nats, or a bound on it.
-    """
-
-    draw: Callable[[Key], Params]
-    divergence: Array
-
-
-@runtime_checkable
-class Uncertified(Protocol):
-    """Optional: the method knows why a client's model can have no certificate."""
-
-    def uncertified(self, task: Task) -> str | None:
-        """The reason with its remedy, a clause without a full stop; None where nothing speaks against one."""
-
-
-@runtime_checkable
-class Certifies(Uncertified, Protocol[DownIn, PostIn]):
-    """Optional: a client's model is a distribution q whose divergence from what was broadcast is known.
-
-    All of the network that is not drawn must be as it was broadcast: what is fitted to a client without a price in the
-    divergence voids the certificate.
-    """
+    def linear(self) -> bool:
+        """Whether law 3 holds: `aggregate` needs only the weighted mean; sums then stream instead of being stacked."""
+        return False
 
     @property
-    def certifies(self) -> str:
-        """What q is, in words that follow "a network drawn from"."""
-
-    def certified(self, task: Task, down: DownIn, posterior: PostIn) -> Certified: ...
-
-
-@runtime_checkable
-class Reference(Protocol[DownIn, Up]):
-    """Optional: what a client that learned nothing would send; zeros if a method does not say."""
-
-    def reference(self, task: Task, down: DownIn, payload: Up) -> Up: ...
-
-
-@runtime_checkable
-class Evidence(Protocol[DownIn, UpIn]):
-    """Optional: the method raises a lower bound on log p(D), which is `server_evidence` + Σ_k `client_evidence`."""
-
-    def server_evidence(self, task: Task, down: DownIn) -> Array:
-        """−KL(q(φ) ‖ p(φ)) in nats, with every constant."""
-
-    def client_evidence(self, task: Task, down: DownIn, payload: UpIn, data: Shard, key: Key) -> Array:
-        """E log p(D_k | θ_k) − E KL(q_k ‖ p(θ_k | φ)) in nats, q_k being what the payload says; the key draws θ_k."""
-
-
-@runtime_checkable
-class Thins(Protocol[DownIn, Up]):
-    """Optional: only a part of a payload travels, and the receiver knows the rest."""
-
-    def thin(self, payload: Up) -> Thin:
-        """What travels of the payload."""
-
-    def fill(self, task: Task, down: DownIn, thin: Thin) -> Up:
-        """The payload that `thin` was taken from; numbers that did not travel are zero in it."""
-
-
-@runtime_checkable
-class Clusters(Protocol[ClientIn]):
-    """Optional: the method sorts clients into clusters."""
-
-    def cluster(self, client: ClientIn) -> Array:
-        """The number of the cluster that the client is in, from what it keeps; negative while it has none."""
-
-
-@runtime_checkable
-class Compresses(Protocol):
-    """Optional: only this part of a payload may be compressed."""
-
-    def compressible(self, path: str) -> bool:
-        """Whether the leaf at a "/"-joined path may be; no traced number may decide it."""
-
-
-MOST_EFFECTS = 8  # random effects of a client that are read as numbers; more only serve to predict
-
-
-@runtime_checkable
-class Unbiased(Protocol):
-    """Optional: the method's theory needs compression that is right in the mean."""
-
-    @property
-    def unbiased(self) -> str:
-        """The theorem that needs it and its assumption, in words that precede "needs"."""
-
-
-@runtime_checkable
-class Effects(Protocol[DownIn, PostIn]):
-    """Optional: a mixed-effects model, whose random effects differ between clients and come from one population."""
-
-    def effects(self, task: Task, posterior: PostIn) -> Any:
-        """Draws of a client's random effects: a tree whose leaves are (chains, draws, ...)."""
-
-    def population_effects(self, task: Task, down: DownIn) -> tuple[Any, Any]:
-        """Mean and standard deviation of the population, trees like one draw of the effects, with draws on axis 0.
-
-        A point estimate is a single draw; all coordinates are told, even where they share one standard deviation.
-        """
-
-    def fixed_effects(self, task: Task, down: DownIn) -> Any:
-        """The effects that all clients share: a tree, without leaves if there are none."""
-
-
-@runtime_checkable
-class Bounded(Protocol):
-    """Optional: what a client sends is bounded by itself, so that differential privacy need not clip it."""
-
-    def sensitivity(self, task: Task, replaces: bool = True) -> float:
-        """Δ₂, how far a sum of payloads can move when one client changes, whatever its data.
-
-        If a client `replaces` another, the largest distance ‖u − u′‖ of two payloads; if one is added or removed, the
-        largest norm ‖u − r‖, with r what a client that learned nothing would send (`Reference`, otherwise 0).
-        """
-
-
-@runtime_checkable
-class Alone(Protocol):
-    """Optional: the method can be run so that no client learns of the others, to see what the federation adds."""
-
-    def alone(self) -> Any:
-        """The same training of every client by itself."""
-
-
-@runtime_checkable
-class Knows(Protocol[DownOut]):
-    """Optional: the broadcast has a form for a population that is known, so that posteriors can be put to the test."""
-
-    def knowing(self, task: Task, mean: Params, sd: Any) -> DownOut:
-        """What the server would broadcast if it knew that clients' weights are independent N(mean, sd²)."""
-
-
-@runtime_checkable
-class Calibrates(Protocol):
-    """Optional: the method has a setting under which its posteriors are Bayes' where everything is Gaussian."""
-
-    def calibrated(self, prior_sd: float, posterior_sd: float) -> Any:
-        """That setting, all clients having one population and one posterior width; the rest stays as it is."""
-
-
-@runtime_checkable
-class Parted(Protocol):
-    """Optional: what a client sends has parts of different scale, which differential privacy clips apart."""
+    def pools(self) -> bool:
+        """Whether one `client_update` gets the examples of the whole cohort, which only a simulation can do."""
+        return False
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Their "/"-joined paths in a payload, in the order of `--dp-clip`; all numbers are at or below one of them."""
+        """The parts of a payload that differential privacy clips apart, since their scales differ; () for one norm.
 
-
-class AdviceWarning(UserWarning):
-    """What the figures of a run tell its user to look at."""
-
-
-@runtime_checkable
-class Advice(Protocol):
-    """Optional: the method reads the figures of a round, and says what its user should know."""
-
-    def advice(self, task: Task, info: dict[str, float]) -> dict[str, str]:
-        """Sentences by kind, each with the value, what it means and the remedy; called on the host, untraced.
-
-        A kind is told once a run, however its numbers change. `info["progress"]` is the share of the rounds that are
-        done, which is 1 at the end.
+        They are "/"-joined paths in the order of `--dp-clip`, and every number is at or below one of them.
         """
+        return ()
+
+    @property
+    def unbiased(self) -> str:
+        """The theorem that needs compression without bias, and its assumption, in words that precede "needs"."""
+        return ""
+
+    def check(self) -> None:
+        """Raise `UsageError` on a bad hyper-parameter; called once by the runner, before tracing."""
+        check_fields(self)
+
+    def init_server(self, task: Task, key: Key) -> Server:
+        """Return the server before the first round."""
+        return cast(Server, task.init(key))
+
+    def broadcast(self, server: Server) -> Down:
+        """Return exactly what leaves the server."""
+        return cast(Down, server)
+
+    def init_client(self, task: Task, down: Down, key: Key) -> Client:
+        """Return the state of a client at its first contact."""
+        del task, down, key
+        return cast(Client, ())
+
+    @abstractmethod
+    def client_update(
+        self, task: Task, down: Down, client: Client, data: Shard, key: Key
+    ) -> tuple[Client, Message[Up], Info]:
+        """Return the new state of a client, its message and its figures, after the local work of a round."""
+
+    def aggregate(self, task: Task, server: Server, messages: Message[Up], key: Key) -> tuple[Server, Info]:
+        """Return the next server and its figures; by default the weighted mean of the payloads is the server."""
+        del task, key
+        if not trees.same_form(jax.tree.map(lambda leaf: leaf[0], messages.payload), server):
+            raise UsageError(
+                f"{type(self).__name__} sends something else than its server keeps, so their weighted mean is no "
+                "server; write its `aggregate`."
+            )
+        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
+
+    @abstractmethod
+    def personalise(self, task: Task, down: Down, client: Client, data: Shard, key: Key) -> Post:
+        """Return a client's posterior; `priory.fed.local.finetune` is one way."""
+
+    def predict(self, task: Task, posterior: Post, x: Array, key: Key) -> Predictive:
+        """Return the predictive for inputs; by default that of the one network that the posterior is."""
+        del key
+        return point(task.model.apply(cast(Params, posterior), x)[0])
+
+    def reference(self, task: Task, down: Down, payload: Up) -> Up:
+        """Return what a client that learned nothing would send: what was broadcast if it has that form, else zeros."""
+        del task
+        if trees.same_form(down, payload):
+            return cast(Up, down)
+        return jax.tree.map(jnp.zeros_like, payload)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether payloads have a finite `sensitivity`; differential privacy clips those that have not."""
+        return False
+
+    def sensitivity(self, task: Task, replaces: bool = True) -> float:
+        """Return Δ₂, how far a sum of payloads can move when one client changes, whatever its data.
+
+        If a client `replaces` another, the largest distance ‖u − u′‖ of two payloads; if one is added or removed, the
+        largest norm ‖u − r‖, with r the `reference`.
+        """
+        del task, replaces
+        return math.inf
+
+    def uncertified(self, task: Task) -> str | None:
+        """Return why a model has no certificate on this problem, with the remedy and no full stop; None if it has."""
+        del task
+        return None
+
+    def compressible(self, path: str) -> bool:
+        """Return whether the leaf of a payload at a "/"-joined path may be compressed; no traced number decides it."""
+        del path
+        return True
+
+    def local_baseline(self) -> Self | None:
+        """Return the same training of each client by itself, to see what the federation adds; None if there is none."""
+        return None
 
 
 class Channel(Protocol[Up, Memory]):

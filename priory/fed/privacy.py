@@ -20,7 +20,7 @@ from priory.core.rng import Key
 from priory.core.struct import struct
 from priory.fed import channel as uplink
 from priory.fed.checks import positive
-from priory.fed.method import Message, Task
+from priory.fed.method import Message, Method, Task
 from priory.fed.parts import WHOLE, Parts
 
 Payload = TypeVar("Payload")
@@ -196,7 +196,7 @@ def is_private(channel: Any) -> TypeGuard[Private]:
 
 
 def upload(
-    channel: Private, method: Any, task: Task, down: Any, message: Message, fine: Array, key: Key
+    channel: Private, method: Method, task: Task, down: Any, message: Message, fine: Array, key: Key
 ) -> tuple[Message, Array, Array]:
     """What a client sends through a private channel, the bits, and what an auditor learns of its coin.
 
@@ -219,13 +219,13 @@ def upload(
     return Message(payload, jnp.float32(1), message.sender), bits, score
 
 
-def released(channel: NoisedSum, method: Any, task: Task, down: Any, difference: Any) -> Message:
+def released(channel: NoisedSum, method: Method, task: Task, down: Any, difference: Any) -> Message:
     """What `aggregate` sees of a noised mean difference: a stack of one, weighing what is expected."""
     payload = trees.add(public_reference(method, task, down, difference), difference)
     return jax.tree.map(lambda leaf: leaf[None], Message(payload, jnp.float32(channel.expected)))
 
 
-def public_reference(method: Any, task: Task, down: Any, payload: Payload) -> Payload:
+def public_reference(method: Method, task: Task, down: Any, payload: Payload) -> Payload:
     """What a client that learned nothing would send, from the broadcast alone: of the payload only shapes are read."""
     return uplink.reference_of(method, task, down, trees.zeros(payload))
 

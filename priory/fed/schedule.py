@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jax import Array
 
 from priory.core.errors import UsageError
 from priory.core.struct import replace
+from priory.fed.method import Method
 
 RENAMED = {"kind": "optimiser"}  # `--kind adam` would not say of what
 SYNTAX = "FIELD=step:FACTOR@FRACTION[,FRACTION...], FIELD=cosine[:END] or FIELD=linear[:END]"
@@ -76,10 +78,10 @@ def parse(text: str) -> Schedule:
     return made
 
 
-def traced_fields(method: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def traced_fields(settings: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The paths of the traced numbers of a method: those that a schedule or a sweep can set."""
-    for field in dataclasses.fields(method):
-        value, path = getattr(method, field.name), (*prefix, field.name)
+    for field in dataclasses.fields(settings):
+        value, path = getattr(settings, field.name), (*prefix, field.name)
         if field.metadata.get("static"):
             continue
         if dataclasses.is_dataclass(value):
@@ -88,11 +90,11 @@ def traced_fields(method: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[s
             yield path
 
 
-def paths_of(method: Any, prefix: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
+def paths_of(settings: Any, prefix: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
     """The paths of all settings of a method, static ones too, by the name that a user types."""
     found: dict[str, tuple[str, ...]] = {}
-    for field in dataclasses.fields(method):
-        value, path = getattr(method, field.name), (*prefix, field.name)
+    for field in dataclasses.fields(settings):
+        value, path = getattr(settings, field.name), (*prefix, field.name)
         if dataclasses.is_dataclass(value):
             found |= paths_of(value, path)
         else:
@@ -100,7 +102,7 @@ def paths_of(method: Any, prefix: tuple[str, ...] = ()) -> dict[str, tuple[str, 
     return found
 
 
-def find(method: Any, name: str) -> tuple[str, ...]:
+def find(method: Method, name: str) -> tuple[str, ...]:
     """The path of the traced hyper-parameter of that name."""
     paths = list(traced_fields(method))
     for path in paths:
@@ -110,21 +112,19 @@ def find(method: Any, name: str) -> tuple[str, ...]:
     raise UsageError(f"{name.replace('_', '-')} is not a number that can change during a run; choose from {known}.")
 
 
-def get(method: Any, path: tuple[str, ...]) -> Any:
+def get(settings: Any, path: tuple[str, ...]) -> Any:
     """The value at a path of field names."""
-    for name in path:
-        method = getattr(method, name)
-    return method
+    return reduce(getattr, path, settings)
 
 
-def put(method: Any, path: tuple[str, ...], value: Any) -> Any:
-    """The method with another value at a path of field names."""
+def put(settings: Any, path: tuple[str, ...], value: Any) -> Any:
+    """The settings with another value at a path of field names."""
     first, *rest = path
-    inner = put(getattr(method, first), tuple(rest), value) if rest else value
-    return replace(method, **{first: inner})
+    inner = put(getattr(settings, first), tuple(rest), value) if rest else value
+    return replace(settings, **{first: inner})
 
 
-def resolve(method: Any, schedules: tuple[Schedule, ...], t: Array | int, rounds: int) -> Any:
+def resolve(method: Method, schedules: tuple[Schedule, ...], t: Array | int, rounds: int) -> Method:
     """The method as it is in round t."""
     for schedule in schedules:
         path = find(method, schedule.field)

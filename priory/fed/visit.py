@@ -12,7 +12,7 @@ from priory.core.rng import Key, Stream
 from priory.core.struct import replace, struct
 from priory.fed import channel as uplink
 from priory.fed import privacy, screen
-from priory.fed.method import Channel, Info, Message, Task
+from priory.fed.method import Channel, Info, Message, Method, Task
 from priory.fed.shard import Shard
 
 # Status of a place: nobody, counted, ran without uploading (its turn or its uncertainty said so), rejected; from
@@ -64,7 +64,7 @@ def reason_of(status: int) -> str:
 
 
 def visit(
-    method: Any,
+    method: Method,
     task: Task,
     channel: Channel | None,
     down: Any,
@@ -97,7 +97,7 @@ def visit(
     """
 
     def enrol() -> Any:
-        return method.enrol(task, down, rng.key(root, Stream.ENROL, client))
+        return method.init_client(task, down, rng.key(root, Stream.ENROL, client))
 
     state = trees.either(record.joined, lambda: record.client, enrol, batched=batched)
     key = rng.key(root, Stream.CLIENT, t, client)
@@ -126,7 +126,7 @@ def visit(
 
 def _in_private(
     channel: privacy.Private,
-    method: Any,
+    method: Method,
     task: Task,
     down: Any,
     record: Record,

@@ -4,6 +4,7 @@ import difflib
 from typing import Any
 
 from priory.core.errors import UsageError
+from priory.fed.method import Method
 from priory.methods.apfl import APFL
 from priory.methods.cfedbayes import CFedBayes
 from priory.methods.ditto import Ditto
@@ -78,12 +79,12 @@ def get(name: str) -> type[Any]:
     raise UsageError(f"method={name!r} is not registered; {hint}")
 
 
-def is_registered(method: Any) -> bool:
+def is_registered(method: Method) -> bool:
     """Whether a name alone gives this method's class back."""
     return type(method) in REGISTRY.values()
 
 
-def name_of(method: Any) -> str:
+def name_of(method: Method) -> str:
     """The registered name of a method, or its class name in small letters for one that is not."""
     cls = method if isinstance(method, type) else type(method)
     return next((name for name, known in REGISTRY.items() if known is cls), cls.__name__.lower())

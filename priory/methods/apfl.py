@@ -28,8 +28,10 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import static, struct
 from priory.fed.about import About, Paper
+from priory.fed.capabilities import SharedModel
+from priory.fed.checks import check_fields
 from priory.fed.local import Optimiser, Work, each_batch
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
@@ -48,7 +50,7 @@ class Own:
 
 
 @struct
-class APFL:
+class APFL(Method[Params, Params, Own, Params, Params], SharedModel[Params, Params]):
     """APFL.
 
     Attributes:
@@ -74,16 +76,9 @@ class APFL:
     def check(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise UsageError(f"alpha={self.alpha} lies outside [0, 1]; choose one such as 0.5.")
-        self.optimiser.check()
-        self.work.check()
+        check_fields(self)
 
-    def init(self, task: Task, key: Key) -> Params:
-        return task.init(key)
-
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> Own:
+    def init_client(self, task: Task, down: Params, key: Key) -> Own:
         del task, key
         return Own(down, jnp.float32(self.alpha))
 
@@ -125,25 +120,9 @@ class APFL:
         info = {"loss": total / jnp.maximum(steps, 1), "drift": drift, "alpha": alpha}
         return Own(own, alpha), Message(shared, weight=(data.count > 0).astype("float32")), info
 
-    def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
-        del task, key
-        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
-
     def personalise(self, task: Task, down: Params, client: Own, data: Shard, key: Key) -> Params:
         del task, data, key
         return Params(_mixed(self._share(client), client.network.weights, down.weights), client.network.stats)
-
-    def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
-        del task, data, key
-        return down
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])
-
-    def reference(self, task: Task, down: Params, payload: Params) -> Params:
-        del task, payload
-        return down
 
     def _share(self, client: Own) -> Array:
         """α of a client: what it has learned, or what all have, which a schedule may change."""

@@ -49,11 +49,12 @@ from priory.core.struct import replace, static, struct
 from priory.fed import alternate, clusters
 from priory.fed.about import About, Paper
 from priory.fed.alternate import Belief, Personal, fresh
+from priory.fed.capabilities import Certified, Certifies, Clustered, Draws, PosteriorCheck, SharedModel
 from priory.fed.certified import own_statistics
 from priory.fed.checks import at_least
 from priory.fed.clusters import Assigned
 from priory.fed.local import Optimiser, Work
-from priory.fed.method import Certified, Info, Message, Predictive, Task, equally
+from priory.fed.method import Info, Message, Method, Predictive, Task, equally
 from priory.fed.shard import Shard
 from priory.models.model import Params
 
@@ -90,7 +91,14 @@ class Blend:
 
 
 @struct
-class CFedBayes:
+class CFedBayes(
+    Method[Belief, Belief, Member, Assigned, Blend],
+    SharedModel[Belief, Blend],
+    Draws[Blend],
+    Certifies[Belief, Blend],
+    PosteriorCheck[Belief],
+    Clustered[Member],
+):
     """cFedBayes, clustered variational personalisation.
 
     Attributes:
@@ -160,14 +168,11 @@ class CFedBayes:
         assert isinstance(self.clusters, int), "`check` lets no other pass"
         return self.clusters
 
-    def init(self, task: Task, key: Key) -> Belief:
+    def init_server(self, task: Task, key: Key) -> Belief:
         means = clusters.fresh(task, key, self.num_clusters, alike=self.first_priors == "equal")
         return Belief(gaussian.around(means.weights, self.rho), means.stats)
 
-    def broadcast(self, server: Belief) -> Belief:
-        return server
-
-    def enrol(self, task: Task, down: Belief, key: Key) -> Member:
+    def init_client(self, task: Task, down: Belief, key: Key) -> Member:
         del task, key
         return Member(fresh(_prior(down, 0), self.optimiser) if self.stateful else (), jnp.int32(-1))
 

@@ -16,21 +16,21 @@ printed v ← v − η(∇F_k(v) + λ(v − w^t)).
 from typing import ClassVar
 
 import jax
-from jax import Array
 
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import static, struct
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least, choices
+from priory.fed.capabilities import SharedModel
+from priory.fed.checks import at_least, check_fields
 from priory.fed.local import Optimiser, Proximal, Pull, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Shard
 from priory.models.model import Params
 
 
 @struct
-class Ditto:
+class Ditto(Method[Params, Params, Params, Params, Params], SharedModel[Params, Params]):
     """Ditto.
 
     Attributes:
@@ -61,18 +61,10 @@ class Ditto:
     legacy_settings: ClassVar[dict[str, str]] = {"proximal": "explicit"}  # of runs from before the setting existed
 
     def check(self) -> None:
-        choices(self)
+        check_fields(self)
         at_least("lam", self.lam, 0)
-        self.optimiser.check()
-        self.work.check()
 
-    def init(self, task: Task, key: Key) -> Params:
-        return task.init(key)
-
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> Params:
+    def init_client(self, task: Task, down: Params, key: Key) -> Params:
         del task, key
         return down
 
@@ -88,22 +80,6 @@ class Ditto:
         drift = trees.norm(trees.sub(personal.weights, down.weights))
         return personal, Message(params, weight=data.count.astype("float32")), {"loss": loss, "drift": drift}
 
-    def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
-        del task, key
-        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
-
     def personalise(self, task: Task, down: Params, client: Params, data: Shard, key: Key) -> Params:
         del task, down, data, key
         return client
-
-    def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
-        del task, data, key
-        return down
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])
-
-    def reference(self, task: Task, down: Params, payload: Params) -> Params:
-        del task, payload
-        return down

@@ -24,19 +24,20 @@ import jax.numpy as jnp
 from jax import Array
 
 from priory.core.rng import Key
-from priory.core.struct import replace, static, struct
+from priory.core.struct import static, struct
 from priory.fed import clusters
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least, positive
+from priory.fed.capabilities import Clustered, SharedModel
+from priory.fed.checks import at_least, check_fields
 from priory.fed.clusters import Assigned
-from priory.fed.local import Optimiser, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task, equally
+from priory.fed.local import Optimiser, Work, check_finetune, finetune_work, fit
+from priory.fed.method import Info, Message, Method, Predictive, Task, equally
 from priory.fed.shard import Shard
 from priory.models.model import Params
 
 
 @struct
-class Ensemble:
+class Ensemble(Method[Params, Params, Array, Assigned, Params], SharedModel[Params, Params], Clustered[Array]):
     """An ensemble over random groups.
 
     Attributes:
@@ -64,18 +65,13 @@ class Ensemble:
 
     def check(self) -> None:
         at_least("num-networks", self.num_networks, 1)
-        self.optimiser.check()
-        self.work.check()
-        at_least("finetune-epochs", self.finetune_epochs, 0)
-        positive("finetune-step-size", self.finetune_step_size)
+        check_fields(self)
+        check_finetune(self)
 
-    def init(self, task: Task, key: Key) -> Params:
+    def init_server(self, task: Task, key: Key) -> Params:
         return clusters.fresh(task, key, self.num_networks, alike=False, name="num-networks")
 
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> Array:
+    def init_client(self, task: Task, down: Params, key: Key) -> Array:
         del task, down
         return jax.random.randint(key, (), 0, self.num_networks, jnp.int32)
 
@@ -92,8 +88,7 @@ class Ensemble:
 
     def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Params:
         del client
-        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
-        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
+        optimiser, work = finetune_work(self)
 
         def tuned(place: tuple[Params, Key]) -> Params:
             network, key = place

@@ -16,17 +16,18 @@ from jax import Array
 
 from priory.core import trees
 from priory.core.rng import Key
-from priory.core.struct import replace, static, struct
+from priory.core.struct import static, struct
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least, choices, positive
-from priory.fed.local import Optimiser, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.capabilities import SharedModel
+from priory.fed.checks import check_fields
+from priory.fed.local import Optimiser, Work, check_finetune, finetune_work, fit
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
 
 @struct
-class FedBABU:
+class FedBABU(Method[Params, Params, tuple[()], Params, Params], SharedModel[Params, Params]):
     """FedBABU.
 
     Attributes:
@@ -57,21 +58,8 @@ class FedBABU:
     linear: ClassVar[bool] = True
 
     def check(self) -> None:
-        choices(self)
-        self.optimiser.check()
-        self.work.check()
-        at_least("finetune-epochs", self.finetune_epochs, 0)
-        positive("finetune-step-size", self.finetune_step_size)
-
-    def init(self, task: Task, key: Key) -> Params:
-        return task.init(key)
-
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> tuple[()]:
-        del task, down, key
-        return ()
+        check_fields(self)
+        check_finetune(self)
 
     def client_update(
         self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key
@@ -91,8 +79,7 @@ class FedBABU:
         return Params(trees.merge(head, mean.weights), mean.stats), {}
 
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:
-        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
-        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
+        optimiser, work = finetune_work(self)
         if self.finetune_part == "all":
             return fit(task.nll, down, data, optimiser, work, key)[0]
         head, body = trees.partition(down.weights, task.is_head)
@@ -102,14 +89,6 @@ class FedBABU:
 
         tuned, _ = fit(objective, Params(head, down.stats), data, optimiser, work, key)
         return Params(trees.merge(tuned.weights, body), tuned.stats)
-
-    def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
-        del task, data, key
-        return down
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])
 
     def reference(self, task: Task, down: Params, payload: Params) -> Params:
         del payload

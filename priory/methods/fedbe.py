@@ -36,12 +36,13 @@ from jax import Array
 from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
-from priory.core.struct import replace, static, struct
+from priory.core.struct import static, struct
 from priory.fed import public
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least, choices, positive
-from priory.fed.local import Optimiser, Work, each_batch, fit
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.capabilities import SharedModel
+from priory.fed.checks import at_least, check_fields, positive
+from priory.fed.local import Optimiser, Work, each_batch, finetune, fit
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Batch, Shard
 from priory.models.likelihood import Categorical
 from priory.models.model import Params
@@ -50,7 +51,7 @@ Weights = Any
 
 
 @struct
-class FedBE:
+class FedBE(Method[Params, Params, tuple[()], Params, Params], SharedModel[Params, Params]):
     """FedBE.
 
     Attributes:
@@ -97,7 +98,7 @@ class FedBE:
     linear: ClassVar[bool] = False
 
     def check(self) -> None:
-        choices(self)
+        check_fields(self)
         at_least("samples", self.samples, 1)
         at_least("spread", self.spread, 0)
         for name in ("concentration", "temperature", "distil_step_size", "finetune_step_size"):
@@ -107,20 +108,11 @@ class FedBE:
         at_least("distil-batch-size", self.distil_batch_size, 1)
         if not 0 <= self.distil_momentum < 1:
             raise UsageError(f"distil-momentum={self.distil_momentum} lies outside [0, 1); choose one such as 0.9.")
-        self.optimiser.check()
-        self.work.check()
 
-    def init(self, task: Task, key: Key) -> Params:
+    def init_server(self, task: Task, key: Key) -> Params:
         if self.distil_epochs > 0:
             _public(task)  # said before anything is trained
         return task.init(key)
-
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> tuple[()]:
-        del task, down, key
-        return ()
 
     def client_update(
         self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key
@@ -139,21 +131,7 @@ class FedBE:
         return trees.select(there, distilled, server), {"distil_loss": jnp.where(there, loss, jnp.nan)}
 
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:
-        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
-        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
-        return fit(task.nll, down, data, optimiser, work, key)[0]
-
-    def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
-        del task, data, key
-        return down
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])
-
-    def reference(self, task: Task, down: Params, payload: Params) -> Params:
-        del task, payload
-        return down
+        return finetune(self, task, down, data, key)
 
     def _target(self, task: Task, mean: Params, messages: Message[Params], key: Key) -> Array:
         """What the ensemble says of the unlabelled inputs, sharpened; (inputs, classes)."""

@@ -50,9 +50,10 @@ from priory.core.struct import replace, static, struct
 from priory.fed import alternate, public
 from priory.fed.about import About, Paper
 from priory.fed.alternate import Belief
-from priory.fed.checks import at_least, choices, finite, positive
+from priory.fed.capabilities import Draws, PosteriorCheck
+from priory.fed.checks import at_least, check_fields, finite, positive
 from priory.fed.local import Optimiser, Work, each_batch, fit
-from priory.fed.method import Info, Message, Predictive, Task, equally
+from priory.fed.method import Info, Message, Method, Predictive, Task, equally
 from priory.fed.shard import Batch, Shard
 from priory.models.likelihood import Categorical
 from priory.models.model import Params
@@ -100,7 +101,7 @@ class Client:
 
 
 @struct
-class FedBNN:
+class FedBNN(Method[Server, Array, Client, Array, Belief], Draws[Belief], PosteriorCheck[Array]):
     """FedBNN, collaboration in function space.
 
     Attributes:
@@ -145,12 +146,14 @@ class FedBNN:
         sends="class probabilities on the public inputs",
     )
 
+    bounded: ClassVar[bool] = True  # rows of probabilities
+
     @property
     def linear(self) -> bool:
         return not self.cache
 
     def check(self) -> None:
-        choices(self)
+        check_fields(self)
         if not 0 <= self.gamma <= 1:
             raise UsageError(f"gamma={self.gamma} lies outside [0, 1]; choose a share such as 0.7.")
         at_least("zeta", self.zeta, 0)
@@ -160,10 +163,8 @@ class FedBNN:
         positive("prior-rate", self.prior_rate)
         for name in ("samples_per_step", "samples"):
             at_least(name.replace("_", "-"), getattr(self, name), 1)
-        self.optimiser.check()
-        self.work.check()
 
-    def init(self, task: Task, key: Key) -> Server:
+    def init_server(self, task: Task, key: Key) -> Server:
         del key
         shape = _alignment(task).shape[0], _num_classes(task)
         mean = jnp.zeros(shape)
@@ -174,7 +175,7 @@ class FedBNN:
     def broadcast(self, server: Server) -> Array:
         return server.mean
 
-    def enrol(self, task: Task, down: Array, key: Key) -> Client:
+    def init_client(self, task: Task, down: Array, key: Key) -> Client:
         drawn = task.init(key)
         q = Belief(gaussian.around(drawn.weights, self.rho), drawn.stats)
         return Client(q, jnp.full_like(down, 1 / down.shape[1]))
@@ -227,6 +228,10 @@ class FedBNN:
         del task
         return alternate.networks(posterior, key, num)
 
+    def reference(self, task: Task, down: Array, payload: Array) -> Array:
+        del task, down
+        return jnp.zeros_like(payload)
+
     def uncertified(self, task: Task) -> str:
         del task
         return (
@@ -243,7 +248,7 @@ class FedBNN:
         del mean, sd
         return jnp.zeros((_alignment(task).shape[0], _num_classes(task)))
 
-    def alone(self) -> "FedBNN":
+    def local_baseline(self) -> "FedBNN":
         """The same training without the others: γ = 0."""
         return replace(self, gamma=0.0)
 

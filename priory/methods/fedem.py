@@ -31,13 +31,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from priory.core import trees
 from priory.core.rng import Key
-from priory.core.struct import replace, static, struct
+from priory.core.struct import static, struct
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least, positive
-from priory.fed.local import Optimiser, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task
+from priory.fed.capabilities import SharedModel
+from priory.fed.checks import at_least, check_fields
+from priory.fed.local import Optimiser, Work, check_finetune, finetune_work, fit
+from priory.fed.method import Info, Message, Method, Predictive, Task
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
@@ -54,7 +54,7 @@ class Mixture:
 
 
 @struct
-class FedEM:
+class FedEM(Method[Params, Params, Array, Params, Mixture], SharedModel[Params, Mixture]):
     """FedEM.
 
     Attributes:
@@ -89,19 +89,14 @@ class FedEM:
     def check(self) -> None:
         at_least("num-components", self.num_components, 1)
         at_least("weight-steps", self.weight_steps, 0)
-        self.optimiser.check()
-        self.work.check()
-        at_least("finetune-epochs", self.finetune_epochs, 0)
-        positive("finetune-step-size", self.finetune_step_size)
+        check_fields(self)
+        check_finetune(self)
 
-    def init(self, task: Task, key: Key) -> Params:
+    def init_server(self, task: Task, key: Key) -> Params:
         drawn = [task.init(each) for each in self._split(key)]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
 
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> Array:
+    def init_client(self, task: Task, down: Params, key: Key) -> Array:
         del task, down, key
         return self._equal()
 
@@ -115,10 +110,6 @@ class FedEM:
         message = Message(components, weight=data.count.astype("float32"))
         return weights, message, {"loss": jnp.sum(losses), **info}
 
-    def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
-        del task, key
-        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
-
     def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Mixture:
         if self.weight_steps == self.finetune_epochs == 0:
             return Mixture(down, client)
@@ -130,8 +121,7 @@ class FedEM:
         weights = jax.lax.fori_loop(0, self.weight_steps, step, client)
         if self.finetune_epochs == 0:
             return Mixture(down, weights)
-        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
-        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
+        optimiser, work = finetune_work(self)
         share = _responsibilities(weights, log_prob)
         return Mixture(self._train(task, down, share, data, optimiser, work, key)[0], weights)
 
@@ -144,10 +134,6 @@ class FedEM:
         outputs = jax.lax.map(lambda params: task.model.apply(params, x)[0], posterior.components)
         log_weights = jax.nn.log_softmax(_log(posterior.weights))
         return Predictive(outputs, jnp.broadcast_to(log_weights[:, None], outputs.shape[:2]))
-
-    def reference(self, task: Task, down: Params, payload: Params) -> Params:
-        del task, payload
-        return down
 
     def _train(
         self, task: Task, components: Params, share: Array, data: Shard, optimiser: Optimiser, work: Work, key: Key

@@ -46,10 +46,11 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed.about import About, Paper
+from priory.fed.capabilities import Certified, Certifies, Draws, Evidence, PosteriorCheck, SharedModel
 from priory.fed.certified import own_statistics, trained_head
-from priory.fed.checks import at_least, choices, positive
-from priory.fed.local import Optimiser, Pull, Work, fit, total_nll
-from priory.fed.method import Certified, Info, Message, Predictive, Task, even_mixture
+from priory.fed.checks import at_least, check_fields, positive
+from priory.fed.local import Optimiser, Pull, Work, check_finetune, finetune_work, fit, total_nll
+from priory.fed.method import Info, Message, Method, Predictive, Task, even_mixture
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
@@ -102,7 +103,14 @@ class Experts:
 
 
 @struct
-class FedHBMixture:
+class FedHBMixture(
+    Method[Prototypes, Prototypes, Any, Update, Experts],
+    SharedModel[Prototypes, Experts],
+    Draws[Experts],
+    Certifies[Prototypes, Experts],
+    PosteriorCheck[Prototypes],
+    Evidence[Prototypes, Update],
+):
     """FedHB, mixture of prototypes.
 
     Attributes:
@@ -147,7 +155,7 @@ class FedHBMixture:
     certifies: ClassVar[str] = "N(m, σ²) around the client's network m, σ² being `variance`, and not m itself"
 
     def check(self) -> None:
-        choices(self)
+        check_fields(self)
         at_least("num-prototypes", self.num_prototypes, 1)
         positive("variance", self.variance)
         at_least("epsilon", self.epsilon, 0)
@@ -157,12 +165,9 @@ class FedHBMixture:
                 "empty=zero has no prior mean of zero to fall to under prior-mean=learned; add prior-mean=zero, or "
                 "leave empty=keep."
             )
-        self.optimiser.check()
-        self.work.check()
-        at_least("finetune-epochs", self.finetune_epochs, 0)
-        positive("finetune-step-size", self.finetune_step_size)
+        check_finetune(self)
 
-    def init(self, task: Task, key: Key) -> Prototypes:
+    def init_server(self, task: Task, key: Key) -> Prototypes:
         if self.num_prototypes > task.num_clients:
             raise UsageError(
                 f"num-prototypes={self.num_prototypes} exceeds the {task.num_clients} clients of this federation; "
@@ -181,10 +186,7 @@ class FedHBMixture:
         gate = task.init(key_gate) if self.gate else None
         return Prototypes(jax.tree.map(stack, common, others), frozen, first.stats, gate)
 
-    def broadcast(self, server: Prototypes) -> Prototypes:
-        return server
-
-    def enrol(self, task: Task, down: Prototypes, key: Key) -> Any:
+    def init_client(self, task: Task, down: Prototypes, key: Key) -> Any:
         del task, key
         if self.start != "last":
             return ()
@@ -250,8 +252,7 @@ class FedHBMixture:
             weights = trees.merge(params.weights["head"], params.weights["network"])
             return task.nll(Params(weights, params.stats), batch, key)
 
-        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
-        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
+        optimiser, work = finetune_work(self)
         pull = self._pull(down, data, down.frozen, other="head")
         trained, _ = fit(objective, Params(start, down.stats), data, optimiser, work, key_fit, pull)  # eq. (84)
         weights = trees.merge(trained.weights["head"], trained.weights["network"])

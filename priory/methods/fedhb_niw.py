@@ -48,10 +48,11 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed.about import About, Paper
+from priory.fed.capabilities import Certified, Certifies, Draws, Evidence, PosteriorCheck, SharedModel
 from priory.fed.certified import own_statistics, trained_head
-from priory.fed.checks import at_least, choices, positive
-from priory.fed.local import Optimiser, Pull, Work, fit, total_nll
-from priory.fed.method import Certified, Info, Message, Predictive, Task, equally, point
+from priory.fed.checks import at_least, check_fields, positive
+from priory.fed.local import Optimiser, Pull, Work, check_finetune, finetune_work, fit, total_nll
+from priory.fed.method import Info, Message, Method, Predictive, Task, equally, point
 from priory.fed.shard import Batch, Shard
 from priory.models import columns
 from priory.models.model import Params
@@ -101,7 +102,14 @@ class Posterior:
 
 
 @struct
-class FedHBNIW:
+class FedHBNIW(
+    Method[Prior, Prior, Weights, Any, Posterior],
+    SharedModel[Prior, Posterior],
+    Draws[Posterior],
+    Certifies[Prior, Posterior],
+    PosteriorCheck[Prior],
+    Evidence[Prior, Any],
+):
     """FedHB, normal-inverse-Wishart.
 
     Attributes:
@@ -154,7 +162,7 @@ class FedHBNIW:
     certifies: ClassVar[str] = "N(m, Σ*) around the client's network m, as with personal-samples, and not m itself"
 
     def check(self) -> None:
-        choices(self)
+        check_fields(self)
         if not 0 < self.keep <= 1:
             raise UsageError(f"keep={self.keep} lies outside (0, 1]; choose a probability such as 0.999.")
         at_least("epsilon", self.epsilon, 0)
@@ -164,22 +172,16 @@ class FedHBNIW:
         at_least("kl-scale", self.kl_scale, 0)
         at_least("global-samples", self.global_samples, 0)
         at_least("personal-samples", self.personal_samples, 0)
-        self.optimiser.check()
-        self.work.check()
-        at_least("finetune-epochs", self.finetune_epochs, 0)
-        positive("finetune-step-size", self.finetune_step_size)
+        check_finetune(self)
 
-    def init(self, task: Task, key: Key) -> Prior:
+    def init_server(self, task: Task, key: Key) -> Prior:
         drawn = task.init(key)
         frozen, learned = task.frozen_and_learned(drawn.weights, self.update)
         before = self._prior(learned)
         agreed = (task.num_examples + before.dof) / (task.num_clients + before.dof)  # eq. (18) without any spread
         return Prior(learned, trees.scale(agreed, before.scale), frozen, drawn.stats)
 
-    def broadcast(self, server: Prior) -> Prior:
-        return server
-
-    def enrol(self, task: Task, down: Prior, key: Key) -> Weights:
+    def init_client(self, task: Task, down: Prior, key: Key) -> Weights:
         del task, key
         return down.mean if self.stateful else ()
 
@@ -230,8 +232,7 @@ class FedHBNIW:
             return self._nll(task, params, jax.tree.map(lambda _: None, start), batch, key)
 
         centre = trees.merge(down.frozen, down.mean)
-        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
-        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
+        optimiser, work = finetune_work(self)
         pull = Pull(lambda _: centre, strength)
         params, _ = fit(objective, Params(start, down.stats), data, optimiser, work, key, pull)  # eq. (46)
         if self.personal_samples == 0:

@@ -30,11 +30,12 @@ from jax import Array
 from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
-from priory.core.struct import replace, static, struct
+from priory.core.struct import static, struct
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least, positive
-from priory.fed.local import Optimiser, Work, each_batch, fit
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.capabilities import SharedModel
+from priory.fed.checks import at_least, check_fields, positive
+from priory.fed.local import Optimiser, Work, check_finetune, each_batch, finetune
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
@@ -60,7 +61,7 @@ class Down:
 
 
 @struct
-class FedPA:
+class FedPA(Method[Server, Down, tuple[()], Params, Params], SharedModel[Down, Params]):
     """FedPA.
 
     Attributes:
@@ -105,8 +106,7 @@ class FedPA:
         positive("server-step-size", self.server_step_size)
         if not 0 <= self.server_momentum < 1:
             raise UsageError(f"server-momentum={self.server_momentum} lies outside [0, 1); choose one such as 0.9.")
-        self.optimiser.check()
-        self.work.check()
+        check_fields(self)
         if self.work.steps is not None:
             raise UsageError(f"steps={self.work.steps} has no epochs, and fedpa takes a sample each; use epochs.")
         if self.work.epochs <= self.burn_in:
@@ -114,19 +114,14 @@ class FedPA:
                 f"epochs={self.work.epochs} leaves none to sample after burn-in={self.burn_in}; choose "
                 f"epochs={self.burn_in + 1} or more, or a shorter burn-in."
             )
-        at_least("finetune-epochs", self.finetune_epochs, 0)
-        positive("finetune-step-size", self.finetune_step_size)
+        check_finetune(self)
 
-    def init(self, task: Task, key: Key) -> Server:
+    def init_server(self, task: Task, key: Key) -> Server:
         drawn = task.init(key)
         return Server(drawn.weights, drawn.stats, self._server_optimiser().init(drawn.weights), jnp.int32(0))
 
     def broadcast(self, server: Server) -> Down:
         return Down(Params(server.weights, server.stats), server.rounds >= self.fedavg_rounds)
-
-    def enrol(self, task: Task, down: Down, key: Key) -> tuple[()]:
-        del task, down, key
-        return ()
 
     def client_update(
         self, task: Task, down: Down, client: tuple[()], data: Shard, key: Key
@@ -151,17 +146,11 @@ class FedPA:
         return trees.select(jnp.sum(messages.weight) > 0, moved, server), {}
 
     def personalise(self, task: Task, down: Down, client: tuple[()], data: Shard, key: Key) -> Params:
-        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
-        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
-        return fit(task.nll, down.params, data, optimiser, work, key)[0]
+        return finetune(self, task, down.params, data, key)
 
     def population(self, task: Task, down: Down, data: Shard | None, key: Key) -> Params:
         del task, data, key
         return down.params
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])
 
     def reference(self, task: Task, down: Down, payload: Params) -> Params:
         del task, payload

@@ -61,9 +61,19 @@ from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed import mixed
 from priory.fed.about import About, Paper
+from priory.fed.capabilities import (
+    MOST_EFFECTS,
+    Advises,
+    Certified,
+    Certifies,
+    Draws,
+    MixedEffects,
+    PosteriorCheck,
+    SharedModel,
+)
 from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser
-from priory.fed.method import MOST_EFFECTS, Certified, Info, Message, Predictive, Task
+from priory.fed.method import Info, Message, Method, Predictive, Task
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
@@ -146,7 +156,15 @@ class Target:
 
 
 @struct
-class FedPop:
+class FedPop(
+    Method[Server, Down, Weights, Gradients, Samples],
+    SharedModel[Down, Samples],
+    Draws[Samples],
+    Certifies[Down, Samples],
+    PosteriorCheck[Down],
+    MixedEffects[Down, Samples],
+    Advises,
+):
     """FedPop, mixed effects by federated Markov chains.
 
     Attributes:
@@ -250,7 +268,7 @@ class FedPop:
             raise UsageError("score=mixed needs a Gaussian prior whose σ is maximised; choose score=auto.")
         self.optimiser.check()
 
-    def init(self, task: Task, key: Key) -> Server:
+    def init_server(self, task: Task, key: Key) -> Server:
         key_net, key_energy, key_crowd = jax.random.split(key, 3)
         drawn = task.init(key_net)
         z, phi = trees.partition(drawn.weights, task.is_head)
@@ -264,7 +282,7 @@ class FedPop:
     def broadcast(self, server: Server) -> Down:
         return Down(server.phi, server.beta, server.stats, server.crowd)
 
-    def enrol(self, task: Task, down: Down, key: Key) -> Weights:
+    def init_client(self, task: Task, down: Down, key: Key) -> Weights:
         del task
         return self._from_prior(down, key) if self.stateful else ()
 

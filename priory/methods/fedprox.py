@@ -14,21 +14,21 @@ does, so that a comparison of the two compares priors and not solvers (`proximal
 from typing import ClassVar
 
 import jax
-from jax import Array
 
 from priory.core import trees
 from priory.core.rng import Key
-from priory.core.struct import replace, static, struct
+from priory.core.struct import static, struct
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least, choices, positive
-from priory.fed.local import Optimiser, Proximal, Pull, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.capabilities import SharedModel
+from priory.fed.checks import at_least, check_fields
+from priory.fed.local import Optimiser, Proximal, Pull, Work, check_finetune, finetune, fit
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Shard
 from priory.models.model import Params
 
 
 @struct
-class FedProx:
+class FedProx(Method[Params, Params, tuple[()], Params, Params], SharedModel[Params, Params]):
     """FedProx.
 
     Attributes:
@@ -59,22 +59,9 @@ class FedProx:
     legacy_settings: ClassVar[dict[str, str]] = {"proximal": "explicit"}  # of runs from before the setting existed
 
     def check(self) -> None:
-        choices(self)
+        check_fields(self)
         at_least("mu", self.mu, 0)
-        self.optimiser.check()
-        self.work.check()
-        at_least("finetune-epochs", self.finetune_epochs, 0)
-        positive("finetune-step-size", self.finetune_step_size)
-
-    def init(self, task: Task, key: Key) -> Params:
-        return task.init(key)
-
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> tuple[()]:
-        del task, down, key
-        return ()
+        check_finetune(self)
 
     def client_update(
         self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key
@@ -85,23 +72,5 @@ class FedProx:
         drift = trees.norm(trees.sub(params.weights, down.weights))
         return client, Message(params, weight=data.count.astype("float32")), {"loss": loss, "drift": drift}
 
-    def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
-        del task, key
-        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
-
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:
-        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
-        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
-        return fit(task.nll, down, data, optimiser, work, key)[0]
-
-    def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
-        del task, data, key
-        return down
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])
-
-    def reference(self, task: Task, down: Params, payload: Params) -> Params:
-        del task, payload
-        return down
+        return finetune(self, task, down, data, key)

@@ -20,15 +20,15 @@ from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least, positive
+from priory.fed.checks import at_least, check_fields, positive
 from priory.fed.local import Optimiser, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
 
 @struct
-class FedRep:
+class FedRep(Method[Params, Params, Any, Params, Params]):
     """FedRep.
 
     Attributes:
@@ -57,19 +57,15 @@ class FedRep:
     linear: ClassVar[bool] = True
 
     def check(self) -> None:
-        self.optimiser.check()
-        self.work.check()
+        check_fields(self)
         at_least("head-epochs", self.head_epochs, 0)
         positive("finetune-step-size", self.finetune_step_size)
 
-    def init(self, task: Task, key: Key) -> Params:
+    def init_server(self, task: Task, key: Key) -> Params:
         drawn = task.init(key)
         return Params(trees.partition(drawn.weights, task.is_head)[1], drawn.stats)
 
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> Any:
+    def init_client(self, task: Task, down: Params, key: Key) -> Any:
         del down
         return trees.partition(task.init(key).weights, task.is_head)[0]
 
@@ -85,22 +81,10 @@ class FedRep:
         body, loss = fit(objective, down, data, self.optimiser, self.work, key_body)
         return head, Message(body, weight=jnp.float32(1)), {"loss": loss}
 
-    def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
-        del task, key
-        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
-
     def personalise(self, task: Task, down: Params, client: Any, data: Shard, key: Key) -> Params:
         optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
         head = self._fit_head(task, down, client, data, optimiser, key)
         return Params(trees.merge(head, down.weights), down.stats)
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])
-
-    def reference(self, task: Task, down: Params, payload: Params) -> Params:
-        del task, payload
-        return down
 
     def _fit_head(self, task: Task, down: Params, head: Any, data: Shard, optimiser: Optimiser, key: Key) -> Any:
         """The head after `head_epochs` passes under the broadcast body, whose statistics stay as they are."""

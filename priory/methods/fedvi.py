@@ -48,10 +48,11 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least, choices, positive
+from priory.fed.capabilities import Advises, Certified, Certifies, Draws, PosteriorCheck, SharedModel, Unlabelled
+from priory.fed.checks import at_least, check_fields, positive
 from priory.fed.embedding import Embedding, Layer
 from priory.fed.local import Optimiser, Work, each_batch, fit
-from priory.fed.method import Certified, Info, Message, Predictive, Task, equally, even_mixture, point
+from priory.fed.method import Info, Message, Method, Predictive, Task, equally, even_mixture, point
 from priory.fed.shard import Batch, Pool, Shard
 from priory.models.model import Params
 from priory.models.sets import SetNet
@@ -96,7 +97,15 @@ class Posterior:
 
 
 @struct
-class FedVI:
+class FedVI(
+    Method[Server, Params, tuple[()], Params, Posterior],
+    SharedModel[Params, Posterior],
+    Unlabelled[Params, Posterior],
+    Draws[Posterior],
+    Certifies[Params, Posterior],
+    PosteriorCheck[Params],
+    Advises,
+):
     """FedVI, amortised variational inference.
 
     Attributes:
@@ -147,7 +156,7 @@ class FedVI:
     certifies: ClassVar[str] = "the client's Gaussian over β, and over the bias one of width σ₀ around its own"
 
     def check(self) -> None:
-        choices(self)
+        check_fields(self)
         at_least("tau", self.tau, 0)
         if self.gamma is not None:
             at_least("gamma", self.gamma, 0)
@@ -165,15 +174,13 @@ class FedVI:
         positive("server-step-size", self.server_step_size)
         if not 0 <= self.server_momentum < 1:
             raise UsageError(f"server-momentum={self.server_momentum} lies outside [0, 1); choose one such as 0.9.")
-        self.optimiser.check()
-        self.work.check()
         if self.work.batch_size < self._fewest:
             raise UsageError(
                 f"batch-size={self.work.batch_size} has no room for support and query; choose {self._fewest} or more, "
                 "or use --overlap."
             )
 
-    def init(self, task: Task, key: Key) -> Server:
+    def init_server(self, task: Task, key: Key) -> Server:
         key_network, key_classifier, key_constructor = jax.random.split(key, 3)
         embedding = Embedding(task)
         num_global, num_local = self._features(embedding)
@@ -189,10 +196,6 @@ class FedVI:
 
     def broadcast(self, server: Server) -> Params:
         return Params(server.weights, server.stats)
-
-    def enrol(self, task: Task, down: Params, key: Key) -> tuple[()]:
-        del task, down, key
-        return ()
 
     def client_update(
         self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key
@@ -305,10 +308,6 @@ class FedVI:
         """τ = 1, since any other tempers the likelihood, and labels, without which a posterior is nearly the prior."""
         del prior_sd, posterior_sd
         return replace(self, tau=1.0, refine_epochs=300, refine_step_size=0.05)
-
-    def reference(self, task: Task, down: Params, payload: Params) -> Params:
-        del task, payload
-        return down
 
     def advice(self, task: Task, info: dict[str, float]) -> dict[str, str]:
         """What the figures of a round say that somebody should hear."""

@@ -22,19 +22,20 @@ import jax.numpy as jnp
 from jax import Array
 
 from priory.core.rng import Key
-from priory.core.struct import replace, static, struct
+from priory.core.struct import static, struct
 from priory.fed import adaptive
 from priory.fed.about import About, Paper
 from priory.fed.adaptive import Server
-from priory.fed.checks import at_least, positive
-from priory.fed.local import Optimiser, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.capabilities import SharedModel
+from priory.fed.checks import check_fields
+from priory.fed.local import Optimiser, Work, check_finetune, finetune, fit
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Shard
 from priory.models.model import Params
 
 
 @struct
-class FedYogi:
+class FedYogi(Method[Server, Params, tuple[()], Params, Params], SharedModel[Params, Params]):
     """FedYogi.
 
     Attributes:
@@ -66,20 +67,14 @@ class FedYogi:
 
     def check(self) -> None:
         adaptive.check(self.server_step_size, self.beta1, self.beta2, self.tau)
-        self.optimiser.check()
-        self.work.check()
-        at_least("finetune-epochs", self.finetune_epochs, 0)
-        positive("finetune-step-size", self.finetune_step_size)
+        check_fields(self)
+        check_finetune(self)
 
-    def init(self, task: Task, key: Key) -> Server:
+    def init_server(self, task: Task, key: Key) -> Server:
         return adaptive.start(task.init(key), self.tau)
 
     def broadcast(self, server: Server) -> Params:
         return Params(server.weights, server.stats)
-
-    def enrol(self, task: Task, down: Params, key: Key) -> tuple[()]:
-        del task, down, key
-        return ()
 
     def client_update(
         self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key
@@ -97,18 +92,4 @@ class FedYogi:
         return moved, {}
 
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:
-        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
-        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
-        return fit(task.nll, down, data, optimiser, work, key)[0]
-
-    def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
-        del task, data, key
-        return down
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])
-
-    def reference(self, task: Task, down: Params, payload: Params) -> Params:
-        del task, payload
-        return down
+        return finetune(self, task, down, data, key)

@@ -29,19 +29,20 @@ import jax.numpy as jnp
 from jax import Array
 
 from priory.core.rng import Key
-from priory.core.struct import replace, static, struct
+from priory.core.struct import static, struct
 from priory.fed import clusters
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least, choices, positive
+from priory.fed.capabilities import Clustered, SharedModel
+from priory.fed.checks import at_least, check_fields
 from priory.fed.clusters import Assigned
-from priory.fed.local import Optimiser, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task, equally
+from priory.fed.local import Optimiser, Work, check_finetune, finetune_work, fit
+from priory.fed.method import Info, Message, Method, Predictive, Task, equally
 from priory.fed.shard import Shard
 from priory.models.model import Params
 
 
 @struct
-class IFCA:
+class IFCA(Method[Params, Params, Array, Assigned, Params], SharedModel[Params, Params], Clustered[Array]):
     """IFCA.
 
     Attributes:
@@ -74,20 +75,14 @@ class IFCA:
     linear: ClassVar[bool] = False
 
     def check(self) -> None:
-        choices(self)
+        check_fields(self)
         at_least("clusters", self.clusters, 1)
-        self.optimiser.check()
-        self.work.check()
-        at_least("finetune-epochs", self.finetune_epochs, 0)
-        positive("finetune-step-size", self.finetune_step_size)
+        check_finetune(self)
 
-    def init(self, task: Task, key: Key) -> Params:
+    def init_server(self, task: Task, key: Key) -> Params:
         return clusters.fresh(task, key, self.clusters, alike=self.first_networks == "equal")
 
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> Array:
+    def init_client(self, task: Task, down: Params, key: Key) -> Array:
         del task, down, key
         return jnp.int32(-1)
 
@@ -109,8 +104,7 @@ class IFCA:
     def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Params:
         key_choice, key_work = clusters.split(key, self.clusters)
         start = clusters.pick(down, self._choose(task, down, data, key_choice))
-        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
-        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
+        optimiser, work = finetune_work(self)
         own, _ = fit(task.nll, start, data, optimiser, work, key_work)
         return jax.tree.map(lambda leaf: leaf[None], own)
 

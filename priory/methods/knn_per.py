@@ -30,10 +30,11 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import static, struct
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least, positive
+from priory.fed.capabilities import SharedModel
+from priory.fed.checks import at_least, check_fields, positive
 from priory.fed.embedding import Embedding
 from priory.fed.local import Optimiser, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task
+from priory.fed.method import Info, Message, Method, Predictive, Task
 from priory.fed.shard import Shard
 from priory.models.features import Split
 from priory.models.likelihood import Categorical
@@ -68,7 +69,7 @@ class Neighbours:
 
 
 @struct
-class KNNPer:
+class KNNPer(Method[Params, Params, tuple[()], Params, Neighbours], SharedModel[Params, Neighbours]):
     """kNN-Per.
 
     Attributes:
@@ -113,29 +114,17 @@ class KNNPer:
                 f"capacity={self.capacity} has no room for neighbours={self.neighbours}; choose a larger capacity or "
                 "fewer neighbours."
             )
-        self.optimiser.check()
-        self.work.check()
+        check_fields(self)
 
-    def init(self, task: Task, key: Key) -> Params:
+    def init_server(self, task: Task, key: Key) -> Params:
         _split(task)  # said before anything is trained
         return task.init(key)
-
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> tuple[()]:
-        del task, down, key
-        return ()
 
     def client_update(
         self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key
     ) -> tuple[tuple[()], Message[Params], Info]:
         params, loss = fit(task.nll, down, data, self.optimiser, self.work, key)
         return client, Message(params, weight=data.count.astype("float32")), {"loss": loss}
-
-    def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
-        del task, key
-        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
 
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Neighbours:
         del client
@@ -162,10 +151,6 @@ class KNNPer:
         log_weights = jnp.log(jnp.maximum(jnp.stack([1 - posterior.lam, posterior.lam]), TINY))
         outputs = jnp.stack([split.outputs(head, seen), vote])
         return Predictive(outputs, jnp.broadcast_to(log_weights[:, None], outputs.shape[:2]))
-
-    def reference(self, task: Task, down: Params, payload: Params) -> Params:
-        del task, payload
-        return down
 
     def _stored(self, task: Task, params: Params, data: Shard, key: Key) -> Datastore:
         """The datastore, its examples in random order."""

@@ -24,7 +24,7 @@ from priory.core.rng import Key
 from priory.core.struct import struct
 from priory.fed.about import About, Paper
 from priory.fed.local import Optimiser, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Shard
 from priory.models.model import Params
 
@@ -45,7 +45,7 @@ class Shared:
 
 
 @struct
-class LGFedAvg:
+class LGFedAvg(Method[Shared, Shared, Params, Params, Params]):
     """LG-FedAvg.
 
     Attributes:
@@ -68,19 +68,12 @@ class LGFedAvg:
     )
     linear: ClassVar[bool] = True
 
-    def check(self) -> None:
-        self.optimiser.check()
-        self.work.check()
-
-    def init(self, task: Task, key: Key) -> Shared:
+    def init_server(self, task: Task, key: Key) -> Shared:
         seed = jax.random.bits(key, (), "uint32")
         head = _apart(task, task.init(jax.random.key(seed)))[0]
         return Shared(head.weights, head.stats, seed)
 
-    def broadcast(self, server: Shared) -> Shared:
-        return server
-
-    def enrol(self, task: Task, down: Shared, key: Key) -> Params:
+    def init_client(self, task: Task, down: Shared, key: Key) -> Params:
         del key
         return _apart(task, task.init(jax.random.key(down.seed)))[1]
 
@@ -100,10 +93,6 @@ class LGFedAvg:
     def personalise(self, task: Task, down: Shared, client: Params, data: Shard, key: Key) -> Params:
         del task, data, key
         return _whole(down, client)
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])
 
     def reference(self, task: Task, down: Shared, payload: Params) -> Params:
         del task, payload

@@ -8,19 +8,18 @@ Client sends   nothing
 from typing import ClassVar
 
 import jax.numpy as jnp
-from jax import Array
 
 from priory.core.rng import Key
 from priory.core.struct import struct
 from priory.fed.about import About
 from priory.fed.local import Optimiser, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Shard
 from priory.models.model import Params
 
 
 @struct
-class Local:
+class Local(Method[tuple[()], tuple[()], Params, tuple[()], Params]):
     """Local training without a federation.
 
     Attributes:
@@ -34,18 +33,11 @@ class Local:
     about: ClassVar[About] = About(paper="baseline", keeps="its weights", sends="nothing")
     linear: ClassVar[bool] = True
 
-    def check(self) -> None:
-        self.optimiser.check()
-        self.work.check()
-
-    def init(self, task: Task, key: Key) -> tuple[()]:
+    def init_server(self, task: Task, key: Key) -> tuple[()]:
         del task, key
         return ()
 
-    def broadcast(self, server: tuple[()]) -> tuple[()]:
-        return server
-
-    def enrol(self, task: Task, down: tuple[()], key: Key) -> Params:
+    def init_client(self, task: Task, down: tuple[()], key: Key) -> Params:
         del down
         return task.init(key)
 
@@ -64,7 +56,3 @@ class Local:
     def personalise(self, task: Task, down: tuple[()], client: Params, data: Shard, key: Key) -> Params:
         del task, down, data, key
         return client
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])

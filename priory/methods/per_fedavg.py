@@ -27,15 +27,16 @@ from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import static, struct
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least, choices
+from priory.fed.capabilities import SharedModel
+from priory.fed.checks import at_least, check_fields
 from priory.fed.local import Optimiser, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
 
 @struct
-class PerFedAvg:
+class PerFedAvg(Method[Params, Params, tuple[()], Params, Params], SharedModel[Params, Params]):
     """Per-FedAvg.
 
     Attributes:
@@ -66,21 +67,9 @@ class PerFedAvg:
     linear: ClassVar[bool] = True
 
     def check(self) -> None:
-        choices(self)
+        check_fields(self)
         at_least("alpha", self.alpha, 0)
         at_least("adapt-steps", self.adapt_steps, 1)
-        self.optimiser.check()
-        self.work.check()
-
-    def init(self, task: Task, key: Key) -> Params:
-        return task.init(key)
-
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> tuple[()]:
-        del task, down, key
-        return ()
 
     def client_update(
         self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key
@@ -101,22 +90,6 @@ class PerFedAvg:
         params, loss = fit(objective, down, data, self.optimiser, self.work, key)
         return client, Message(params, weight=(data.count > 0).astype("float32")), {"loss": loss}
 
-    def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
-        del task, key
-        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
-
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:
         work = Work(steps=self.adapt_steps, batch_size=self.work.batch_size)
         return fit(task.nll, down, data, Optimiser("sgd", self.alpha), work, key)[0]
-
-    def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
-        del task, data, key
-        return down
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])
-
-    def reference(self, task: Task, down: Params, payload: Params) -> Params:
-        del task, payload
-        return down

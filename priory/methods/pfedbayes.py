@@ -42,10 +42,11 @@ from priory.core.struct import replace, static, struct
 from priory.fed import alternate
 from priory.fed.about import About, Paper
 from priory.fed.alternate import Belief, Personal, fresh
+from priory.fed.capabilities import Certified, Certifies, Draws, PosteriorCheck, SharedModel
 from priory.fed.certified import own_statistics
 from priory.fed.checks import at_least
 from priory.fed.local import Optimiser, Work
-from priory.fed.method import Certified, Info, Message, Predictive, Task, equally, point
+from priory.fed.method import Info, Message, Method, Predictive, Task, equally, point
 from priory.fed.shard import Shard
 from priory.models.model import Params
 
@@ -60,7 +61,13 @@ class Moments:
 
 
 @struct
-class PFedBayes:
+class PFedBayes(
+    Method[Belief, Belief, Any, Any, Belief],
+    SharedModel[Belief, Belief],
+    Draws[Belief],
+    Certifies[Belief, Belief],
+    PosteriorCheck[Belief],
+):
     """pFedBayes, Gaussian variational personalisation.
 
     Attributes:
@@ -108,14 +115,11 @@ class PFedBayes:
         alternate.check(self)
         at_least("samples", self.samples, 0)
 
-    def init(self, task: Task, key: Key) -> Belief:
+    def init_server(self, task: Task, key: Key) -> Belief:
         drawn = task.init(key)
         return Belief(gaussian.around(drawn.weights, self.rho), drawn.stats)
 
-    def broadcast(self, server: Belief) -> Belief:
-        return server
-
-    def enrol(self, task: Task, down: Belief, key: Key) -> Any:
+    def init_client(self, task: Task, down: Belief, key: Key) -> Any:
         del task, key
         return fresh(down, self.optimiser) if self.stateful else ()
 
@@ -142,10 +146,6 @@ class PFedBayes:
             # Without examples q_k only trails behind w.
             return trees.select(data.count > 0, client.q, down)
         return self._local(task, down, client, data, key)[0].q
-
-    def population(self, task: Task, down: Belief, data: Shard | None, key: Key) -> Belief:
-        del task, data, key
-        return down
 
     def predict(self, task: Task, posterior: Belief, x: Array, key: Key) -> Predictive:
         if self.samples == 0:

@@ -31,15 +31,16 @@ from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import static, struct
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least
+from priory.fed.capabilities import SharedModel
+from priory.fed.checks import at_least, check_fields
 from priory.fed.local import Optimiser, Pull, Work, each_batch
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
 
 @struct
-class PFedMe:
+class PFedMe(Method[Params, Params, tuple[()], Params, Params], SharedModel[Params, Params]):
     """pFedMe.
 
     Attributes:
@@ -76,18 +77,7 @@ class PFedMe:
         at_least("eta", self.eta, 0)
         at_least("beta", self.beta, 0)
         at_least("inner-steps", self.inner_steps, 1)
-        self.optimiser.check()
-        self.work.check()
-
-    def init(self, task: Task, key: Key) -> Params:
-        return task.init(key)
-
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> tuple[()]:
-        del task, down, key
-        return ()
+        check_fields(self)
 
     def client_update(
         self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key
@@ -106,18 +96,6 @@ class PFedMe:
 
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:
         return self._local(task, down, data, key)[0]
-
-    def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
-        del task, data, key
-        return down
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])
-
-    def reference(self, task: Task, down: Params, payload: Params) -> Params:
-        del task, payload
-        return down
 
     def _local(self, task: Task, down: Params, data: Shard, key: Key) -> tuple[Params, Any, Array]:
         """The personal network and w_k after a round's work, and the mean loss of its steps."""

@@ -24,19 +24,20 @@ import jax.numpy as jnp
 from jax import Array
 
 from priory.core.rng import Key
-from priory.core.struct import replace, static, struct
+from priory.core.struct import static, struct
 from priory.fed import clusters
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least, positive
+from priory.fed.capabilities import Clustered, SharedModel
+from priory.fed.checks import at_least, check_fields
 from priory.fed.clusters import Assigned
-from priory.fed.local import Optimiser, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.local import Optimiser, Work, check_finetune, finetune, fit
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Shard
 from priory.models.model import Params
 
 
 @struct
-class Preset:
+class Preset(Method[Params, Params, Array, Assigned, Params], SharedModel[Params, Params], Clustered[Array]):
     """Preset groups with a network each.
 
     Attributes:
@@ -64,18 +65,13 @@ class Preset:
 
     def check(self) -> None:
         at_least("num-networks", self.num_networks, 1)
-        self.optimiser.check()
-        self.work.check()
-        at_least("finetune-epochs", self.finetune_epochs, 0)
-        positive("finetune-step-size", self.finetune_step_size)
+        check_fields(self)
+        check_finetune(self)
 
-    def init(self, task: Task, key: Key) -> Params:
+    def init_server(self, task: Task, key: Key) -> Params:
         return clusters.fresh(task, key, self.num_networks, alike=False, name="num-networks")
 
-    def broadcast(self, server: Params) -> Params:
-        return server
-
-    def enrol(self, task: Task, down: Params, key: Key) -> Array:
+    def init_client(self, task: Task, down: Params, key: Key) -> Array:
         del task, down
         return jax.random.randint(key, (), 0, self.num_networks, jnp.int32)
 
@@ -91,17 +87,11 @@ class Preset:
         return clusters.aggregate(server, messages)
 
     def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Params:
-        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
-        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
-        return fit(task.nll, clusters.pick(down, client), data, optimiser, work, key)[0]
+        return finetune(self, task, clusters.pick(down, client), data, key)
 
     def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
         del data
-        return clusters.pick(down, self.enrol(task, down, key))
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])
+        return clusters.pick(down, self.init_client(task, down, key))
 
     def reference(self, task: Task, down: Params, payload: Assigned) -> Assigned:
         del task

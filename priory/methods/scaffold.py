@@ -27,11 +27,12 @@ from jax import Array
 from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
-from priory.core.struct import replace, static, struct
+from priory.core.struct import static, struct
 from priory.fed.about import About, Paper
-from priory.fed.checks import at_least, positive
-from priory.fed.local import Optimiser, Work, fit
-from priory.fed.method import Info, Message, Predictive, Task, point
+from priory.fed.capabilities import SharedModel
+from priory.fed.checks import positive
+from priory.fed.local import Optimiser, Work, check_finetune, finetune, fit
+from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
 
@@ -52,7 +53,7 @@ class Control:
 
 
 @struct
-class Scaffold:
+class Scaffold(Method[Control, Control, Any, Control, Params], SharedModel[Control, Params]):
     """SCAFFOLD.
 
     Attributes:
@@ -95,17 +96,13 @@ class Scaffold:
                 "it out."
             )
         self.work.check()
-        at_least("finetune-epochs", self.finetune_epochs, 0)
-        positive("finetune-step-size", self.finetune_step_size)
+        check_finetune(self)
 
-    def init(self, task: Task, key: Key) -> Control:
+    def init_server(self, task: Task, key: Key) -> Control:
         drawn = task.init(key)
         return Control(drawn.weights, trees.zeros(drawn.weights), drawn.stats)
 
-    def broadcast(self, server: Control) -> Control:
-        return server
-
-    def enrol(self, task: Task, down: Control, key: Key) -> Any:
+    def init_client(self, task: Task, down: Control, key: Key) -> Any:
         del task, key
         return trees.zeros(down.variate)
 
@@ -135,17 +132,11 @@ class Scaffold:
         return Control(weights, trees.axpy(share, mean.variate, server.variate), mean.stats), {}
 
     def personalise(self, task: Task, down: Control, client: Any, data: Shard, key: Key) -> Params:
-        optimiser = replace(self.optimiser, step_size=self.finetune_step_size)
-        work = Work(epochs=self.finetune_epochs, batch_size=self.work.batch_size)
-        return fit(task.nll, Params(down.weights, down.stats), data, optimiser, work, key)[0]
+        return finetune(self, task, Params(down.weights, down.stats), data, key)
 
     def population(self, task: Task, down: Control, data: Shard | None, key: Key) -> Params:
         del task, data, key
         return Params(down.weights, down.stats)
-
-    def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
-        del key
-        return point(task.model.apply(posterior, x)[0])
 
     def reference(self, task: Task, down: Control, payload: Control) -> Control:
         del task, payload

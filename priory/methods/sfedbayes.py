@@ -43,10 +43,11 @@ from priory.core.struct import replace, static, struct
 from priory.fed import alternate
 from priory.fed.about import About, Paper
 from priory.fed.alternate import Belief, Personal, fresh
+from priory.fed.capabilities import Certified, Certifies, Draws, PosteriorCheck, SharedModel, SparseUplink
 from priory.fed.certified import own_statistics
 from priory.fed.checks import at_least, positive
 from priory.fed.local import Optimiser, Work
-from priory.fed.method import Certified, Info, Message, Predictive, Task, equally, point
+from priory.fed.method import Info, Message, Method, Predictive, Task, equally, point
 from priory.fed.shard import Shard
 from priory.fed.thin import Thin
 from priory.models.model import Params
@@ -65,7 +66,14 @@ class Update:
 
 
 @struct
-class SFedBayes:
+class SFedBayes(
+    Method[Belief, Belief, Any, Update, Belief],
+    SharedModel[Belief, Belief],
+    Draws[Belief],
+    Certifies[Belief, Belief],
+    PosteriorCheck[Belief],
+    SparseUplink[Belief, Update],
+):
     """sFedBayes, sparse variational personalisation.
 
     Attributes:
@@ -122,14 +130,11 @@ class SFedBayes:
             raise UsageError(f"tol={self.tol} lies outside [0, 1); choose a probability such as 0.1, or 0 to send all.")
         at_least("samples", self.samples, 1 if self.prediction == "sample" else 0)
 
-    def init(self, task: Task, key: Key) -> Belief:
+    def init_server(self, task: Task, key: Key) -> Belief:
         drawn = task.init(key)
         return Belief(spike_slab.around(drawn.weights, self.rho, self.inclusion), drawn.stats)
 
-    def broadcast(self, server: Belief) -> Belief:
-        return server
-
-    def enrol(self, task: Task, down: Belief, key: Key) -> Any:
+    def init_client(self, task: Task, down: Belief, key: Key) -> Any:
         del task, key
         return fresh(down, self.optimiser) if self.stateful else ()
 
@@ -180,10 +185,6 @@ class SFedBayes:
         if not self.stateful:
             return self._local(task, down, client, data, key)[0].q
         return trees.select(data.count > 0, client.q, down)
-
-    def population(self, task: Task, down: Belief, data: Shard | None, key: Key) -> Belief:
-        del task, data, key
-        return down
 
     def predict(self, task: Task, posterior: Belief, x: Array, key: Key) -> Predictive:
         if self.prediction != "sample":

@@ -11,7 +11,7 @@ from priory.core.errors import UsageError
 from priory.data import arrays, tables
 from priory.effects import num_coordinates
 from priory.engine import Run, load
-from priory.fed import method as protocols
+from priory.fed import capabilities
 from priory.report.records import Mixing, Record
 
 __all__ = ["foreign", "measured"]
@@ -63,7 +63,7 @@ def foreign(name: str) -> Any:
 
 def _has_effects(name: str) -> bool:
     cls = methods.REGISTRY.get(name)
-    return cls is not None and isinstance(cls(), protocols.Effects)
+    return cls is not None and isinstance(cls(), capabilities.MixedEffects)
 
 
 def _loaded(record: Record, trust_code: bool) -> Run:
@@ -82,7 +82,7 @@ def _judged(record: Record, run: Run) -> Record:
         text = f"A client has {num} random effects, and a report looks at no more than {MOST_EFFECTS}."
         return dataclasses.replace(record, missing=text)
     with warnings.catch_warnings():  # the page says it
-        warnings.simplefilter("ignore", protocols.AdviceWarning)
+        warnings.simplefilter("ignore", capabilities.AdviceWarning)
         found = run.effects()
     mixing = Mixing(found.clients, found.names, found.rhat, found.ess, found.warning)
     return dataclasses.replace(record, mixing=mixing)

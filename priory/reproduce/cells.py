@@ -17,6 +17,7 @@ from priory.data import Federation
 from priory.engine import Listener, Settings, check, manifest, resume, settings, simulate
 from priory.engine.run import NEWCOMERS, Run
 from priory.fed import schedule
+from priory.fed.method import Method
 from priory.reproduce import measures
 from priory.reproduce.definition import Block, Definition, Row
 from priory.store import RunDirectory, write_atomically
@@ -196,7 +197,7 @@ def _method(name: str, flat: dict[str, Any]) -> Any:
     return method
 
 
-def _changed(method: Any) -> dict[str, Any]:
+def _changed(method: Method) -> dict[str, Any]:
     """The settings of a method that are not its defaults, by flag name."""
     default, paths = type(method)(), schedule.paths_of(method)
     values = {name: (schedule.get(method, path), schedule.get(default, path)) for name, path in paths.items()}

@@ -21,7 +21,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from priory.fed.method import Draws
+from priory.fed.capabilities import Draws
 from priory.methods import REGISTRY
 from priory.reproduce import pages
 from priory.reproduce.definition import names, read

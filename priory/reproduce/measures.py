@@ -13,7 +13,8 @@ from priory import data, metrics
 from priory.bayes import spike_slab
 from priory.core.errors import UsageError
 from priory.engine.run import Run
-from priory.fed.method import AdviceWarning
+from priory.fed import schedule
+from priory.fed.capabilities import AdviceWarning
 from priory.metrics import Scores
 
 __all__ = ["of"]
@@ -117,7 +118,7 @@ def without_labels(run: Run) -> dict[str, float]:
     """
     inside, outside = run.population, run.newcomers_global
     if run.newcomers_unlabelled is not None:
-        plain = dataclasses.replace(run.session, method=dataclasses.replace(run.method, refine_epochs=0))
+        plain = dataclasses.replace(run.session, method=schedule.put(run.method, ("refine_epochs",), 0))
         total = plain._tallies(np.arange(run.federation.num_clients), visits=0, arriving=True)
         inside, outside = metrics.summarise(total.unlabelled), run.newcomers_unlabelled
     if not isinstance(inside, Scores) or not isinstance(outside, Scores):

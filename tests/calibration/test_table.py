@@ -4,7 +4,7 @@ import importlib.util
 import json
 from pathlib import Path
 
-from priory.fed.method import Draws
+from priory.fed.capabilities import Draws
 from priory.methods import REGISTRY
 
 ROOT = Path(__file__).parents[2]

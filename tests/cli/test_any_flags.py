@@ -40,7 +40,9 @@ from tests.cli.conftest import SITES, TINY, patients
 
 pytestmark = [
     pytest.mark.xdist_group("command line"),  # one worker makes the runs, of methods that other commands train too
-    pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning"),  # of runs that are shorter than they should
+    pytest.mark.filterwarnings(
+        "ignore::priory.fed.capabilities.AdviceWarning"
+    ),  # of runs that are shorter than they should
 ]
 
 TABLE = ["--data", "table.csv", "--target", "ill", "--drop", "cost", "--client", "site", "--model", "linear"]

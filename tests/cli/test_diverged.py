@@ -14,7 +14,7 @@ from tests.cli.conftest import TINY, patients
 pytestmark = [
     pytest.mark.xdist_group("command line"),
     pytest.mark.filterwarnings(
-        "default::priory.fed.method.AdviceWarning", "default:.*(diverged|not finite):UserWarning"
+        "default::priory.fed.capabilities.AdviceWarning", "default:.*(diverged|not finite):UserWarning"
     ),
 ]
 HUGE = "1e30"  # steps that end above --max-norm at once

@@ -9,7 +9,7 @@ from tests.cli.test_any_flags import ended, no_more_memory_than, within
 
 pytestmark = [
     pytest.mark.xdist_group("command line"),
-    pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning"),
+    pytest.mark.filterwarnings("ignore::priory.fed.capabilities.AdviceWarning"),
 ]
 
 HUGE = str(10**18)

@@ -18,7 +18,7 @@ from priory.cli import main, onboard, rows
 from priory.core.sealed import unsealed
 from priory.core.struct import replace, struct
 from priory.data.splits import Purpose, hold_out, hold_out_units, stream
-from priory.fed.method import Certifies, Population, Unlabelled
+from priory.fed.capabilities import Certifies, SharedModel, Unlabelled
 from tests.cli.conftest import patients, visits
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "newcomers.md"
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("command line")
 
 
 @struct
-class Shifted(priory.FedAvg):
+class Shifted(priory.FedAvg, Unlabelled):
     """FedAvg whose posterior from inputs alone moves the last bias by their mean."""
 
     def infer(self, task, down, data, key):
@@ -359,7 +359,7 @@ def test_the_page_tells_which_method_offers_which_way():
     rows = re.findall(r"^\| `([\w-]+)` \| (yes|–) \| (yes|–) \| (yes|–) \|$", PAGE.read_text(), re.MULTILINE)
     known = {name: cls for name, cls in methods.REGISTRY.items() if cls is not Shifted}
     assert {name: ways for name, *ways in rows} == {
-        name: ["yes", *("yes" if isinstance(cls(), way) else "–" for way in (Unlabelled, Population))]
+        name: ["yes", *("yes" if isinstance(cls(), way) else "–" for way in (Unlabelled, SharedModel))]
         for name, cls in known.items()
     }
 
@@ -371,7 +371,9 @@ def test_the_page_tells_which_methods_certify():
 
 
 @pytest.mark.slow  # trains fedvi, whose programs no other command needs
-@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")  # one round is too little, and is said to be
+@pytest.mark.filterwarnings(
+    "ignore::priory.fed.capabilities.AdviceWarning"
+)  # one round is too little, and is said to be
 def test_the_commands_of_the_page_run(capsys):
     commands = re.findall(r"^\$ priory ([^#\n]*runs/digits[^#\n]*)", PAGE.read_text(), re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["run", *["onboard"] * 5]

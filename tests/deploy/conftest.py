@@ -55,7 +55,7 @@ def first_broadcast(charter: Charter) -> Any:
     return jax.tree.map(np.asarray, _first(charter.method, charter.tasks[0], key))
 
 
-_first = jax.jit(lambda method, task, key: method.broadcast(method.init(task, key)))
+_first = jax.jit(lambda method, task, key: method.broadcast(method.init_server(task, key)))
 
 
 def range_of_squares(size: int, signal: float) -> tuple[float, float]:

@@ -14,11 +14,12 @@ from priory.deploy.client import Client
 from priory.deploy.examples import of_client
 from priory.deploy.exchange import Reply
 from priory.fed import screen, visit
+from priory.fed.thin import Thin
 from priory.methods import get
 from tests.deploy.conftest import asked, first_broadcast, small_charter, small_federation
 
 PRIVATE = {"dp_noise": 1.0, "dp_delta": 0.1, "dp_clip": 0.5}
-pytestmark = pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::priory.fed.capabilities.AdviceWarning")
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +210,7 @@ def test_figures_that_are_no_numbers_are_left_out(answered):
 
 def test_a_thin_message_is_filled_up_again(answered):
     charter, reply = answered("sfedbayes")
-    assert charter.thins
+    assert isinstance(charter.uplink.payload, Thin)
     found = judge(charter, reply)
     shapes = jax.tree.map(jnp.shape, found.message.payload)
     assert shapes == jax.tree.map(lambda leaf: leaf.shape, charter.contact().message.payload)

@@ -15,7 +15,7 @@ from priory.deploy import charter as charters
 from priory.engine.settings import Settings
 from tests.deploy.conftest import MODEL, small_charter, small_federation
 
-pytestmark = pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::priory.fed.capabilities.AdviceWarning")
 FEDAVG = methods.get("fedavg")()
 DP = {"dp": "central", "dp_delta": 0.1}
 

@@ -64,7 +64,7 @@ def test_so_they_do_with_every_setting_of_a_round(deployed, settings):
     assert_same_server(server.server, run.server)
 
 
-@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")
+@pytest.mark.filterwarnings("ignore::priory.fed.capabilities.AdviceWarning")
 @pytest.mark.parametrize("form", ["central", "local"])
 def test_parts_are_clipped_as_the_simulator_clips_them(deployed, form):
     """With next to no noise; the clips are below the norms of both parts, and above 1."""

@@ -28,7 +28,7 @@ from priory.fed import visit
 from priory.store import Checkpoint, RunDirectory
 from tests.deploy.conftest import range_of_squares
 
-pytestmark = pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::priory.fed.capabilities.AdviceWarning")
 PRIVATE = {"dp_noise": 1.0, "dp_delta": 0.1}
 
 

@@ -9,11 +9,11 @@ import priory
 from priory import methods
 from priory.cli import main
 from priory.core.struct import struct
-from priory.fed.method import Advice, AdviceWarning
+from priory.fed.capabilities import AdviceWarning, Advises
 
 
 @struct
-class Advising(priory.FedAvg):
+class Advising(priory.FedAvg, Advises):
     """FedAvg that has something to say of every loss, and of one that fell below a bound."""
 
     bound: float = -1.0
@@ -69,7 +69,7 @@ def test_the_summary_keeps_the_newest_words(simulate):
 
 
 def test_a_run_without_advice_has_none_in_its_summary(simulate):
-    assert not isinstance(priory.FedAvg(), Advice)
+    assert not isinstance(priory.FedAvg(), Advises)
     assert "advice" not in simulate(priory.FedAvg(), rounds=0).summary()["extra"]
 
 

@@ -11,7 +11,7 @@ from priory.core.struct import struct
 from priory.engine import divergence
 from priory.engine.divergence import Progress
 from priory.engine.rounds import Trace
-from priory.fed.method import AdviceWarning
+from priory.fed.capabilities import AdviceWarning
 from priory.fed.visit import COUNTED, EMPTY, KEPT, STATUSES
 from tests.engine.test_rounds import Ledger
 

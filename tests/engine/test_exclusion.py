@@ -1,7 +1,7 @@
 """Aggregation by confidence: who is left out of a round, seen through a method that is the surer the more it has."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from priory.core.rng import Stream
 from priory.core.struct import static, struct
 from priory.engine.cohort import Participation
 from priory.fed.channel import TopK
-from priory.fed.method import Message, point
+from priory.fed.method import Message, Method, point
 from priory.fed.visit import COUNTED, KEPT
 from tests.methods import verbs
 
@@ -25,7 +25,7 @@ TUNED = priory.FedAvg(finetune_epochs=1)  # judged by what it has after its own 
 
 
 @struct
-class Surer:
+class Surer(Method):
     """A method without learning: a client with more training examples has smaller entropy, and sends its size.
 
     Attributes:
@@ -36,22 +36,14 @@ class Surer:
     whole: bool = static(default=False)
     bad: float = 0.0
 
-    pools: ClassVar[bool] = False
-
     @property
     def linear(self) -> bool:
         return not self.whole
 
-    def check(self) -> None:
-        pass
-
-    def init(self, task: Any, key: Any) -> dict[str, Array]:
+    def init_server(self, task: Any, key: Any) -> dict[str, Array]:
         return {"round": jnp.float32(0), "size": jnp.float32(0)}
 
-    def broadcast(self, server: Any) -> Any:
-        return server
-
-    def enrol(self, task: Any, down: Any, key: Any) -> dict[str, Array]:
+    def init_client(self, task: Any, down: Any, key: Any) -> dict[str, Array]:
         return {"visits": jnp.int32(0), "size": jnp.float32(0)}
 
     def client_update(self, task: Any, down: Any, client: Any, data: Any, key: Any) -> tuple:
@@ -59,8 +51,8 @@ class Surer:
         payload = {"round": down["round"] + 1, "size": jnp.where(size <= self.bad, jnp.nan, size)}
         return {"visits": client["visits"] + 1, "size": size}, Message(payload, jnp.float32(1)), {}
 
-    def aggregate(self, task: Any, server: Any, messages: Any, key: Any) -> tuple:
-        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
+    def reference(self, task: Any, down: Any, payload: Any) -> Any:
+        return trees.zeros(payload)
 
     def personalise(self, task: Any, down: Any, client: Any, data: Any, key: Any) -> Any:
         return client["size"]  # 0 unless `client_update` came first
@@ -234,7 +226,7 @@ def test_a_regression_is_judged_by_its_spread(train, arrays):
 
 
 def first_server(run):
-    return verbs.init(run.method, run.task, jax.random.fold_in(run.root, int(Stream.INIT)))
+    return verbs.init_server(run.method, run.task, jax.random.fold_in(run.root, int(Stream.INIT)))
 
 
 def assert_mean(server, sent, weight):

@@ -17,7 +17,8 @@ from priory.core.struct import struct
 from priory.core.trees import path_of
 from priory.data.form import Form
 from priory.engine.personal import PersonalModel, Source
-from priory.fed.method import Population, Task, Unlabelled
+from priory.fed.capabilities import SharedModel, Unlabelled
+from priory.fed.method import Task
 from priory.methods import REGISTRY
 from priory.models.likelihood import Categorical
 from priory.models.model import Head, parse
@@ -37,12 +38,12 @@ def a_model(method, verb: str = "personalise", name: str | None = None) -> Perso
 
     def made(key):
         key_init, key_client, key_post = jax.random.split(key, 3)
-        down, data = method.broadcast(method.init(TASK, key_init)), SHARDS.of(jnp.int32(0))
+        down, data = method.broadcast(method.init_server(TASK, key_init)), SHARDS.of(jnp.int32(0))
         if verb == "population":
             return method.population(TASK, down, None, key_post)
         if verb == "infer":
             return method.infer(TASK, down, data, key_post)
-        return method.personalise(TASK, down, method.enrol(TASK, down, key_client), data, key_post)
+        return method.personalise(TASK, down, method.init_client(TASK, down, key_client), data, key_post)
 
     draw = np.random.default_rng(0)
 
@@ -70,7 +71,7 @@ WAYS = [
     for verb, has in (
         ("personalise", True),
         ("infer", issubclass(cls, Unlabelled)),
-        ("population", issubclass(cls, Population)),
+        ("population", issubclass(cls, SharedModel)),
     )
     if has
 ]

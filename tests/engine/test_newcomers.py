@@ -12,14 +12,14 @@ import priory
 from priory.core.struct import replace, struct
 from priory.engine.prepared import Prepared
 from priory.evaluate import inputs_of
-from priory.fed.method import Unlabelled
+from priory.fed.capabilities import Unlabelled
 from tests.older import without_checksums
 
 PARTS = ("newcomers", "newcomers_unlabelled", "newcomers_global")
 
 
 @struct
-class Shifted(priory.FedAvg):
+class Shifted(priory.FedAvg, Unlabelled):
     """FedAvg whose posterior from inputs alone moves the last bias by their mean; labels that it can see count too."""
 
     def infer(self, task, down, data, key):
@@ -38,7 +38,7 @@ METHOD = Shifted(work=priory.Work(epochs=2, batch_size=64))
 
 
 @struct
-class Unwilling(priory.FedAvg):
+class Unwilling(priory.FedAvg, Unlabelled):
     """FedAvg that must not be asked."""
 
     def infer(self, task, down, data, key):

@@ -27,8 +27,8 @@ from priory.engine.accounting import Counted, Poisson, WithoutReplacement
 from priory.engine.cohort import Participation
 from priory.engine.rounds import Plan, draw_slots
 from priory.fed import privacy
+from priory.fed.capabilities import AdviceWarning
 from priory.fed.channel import Clip
-from priory.fed.method import AdviceWarning
 from tests.methods import verbs
 from tests.methods.verbs import on_host
 
@@ -46,6 +46,8 @@ EACH_SPENDING = pytest.mark.parametrize(("spending", "rounds"), SPENDINGS.values
 @struct
 class Stating(priory.FedAvg):
     """FedAvg that states its sensitivities."""
+
+    bounded: ClassVar[bool] = True
 
     def sensitivity(self, task, replaces=True):
         del task
@@ -228,7 +230,7 @@ def noise_first(root, like):
 def by_hand(run, clip):
     """The server after one round: every client's difference clipped, summed and noised as written down."""
     session, root = run.session, run.root
-    start = verbs.init(run.method, run.task, jax.random.fold_in(root, int(Stream.INIT)))
+    start = verbs.init_server(run.method, run.task, jax.random.fold_in(root, int(Stream.INIT)))
     slots = on_host(drawn_first(root, session.plan.participation))
     who = slots.ids[slots.uploads]
     total = [np.zeros(leaf.shape) for leaf in jax.tree.leaves(start)]

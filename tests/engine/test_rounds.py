@@ -2,7 +2,7 @@
 
 import json
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,12 @@ from priory.core.struct import static, struct
 from priory.engine.cohort import Participation
 from priory.engine.rounds import run_block
 from priory.fed.channel import TopK
-from priory.fed.method import Message, point
+from priory.fed.method import Message, Method, point
 from tests.older import edit_json
 
 
 @struct
-class Ledger:
+class Ledger(Method):
     """A method without learning: the server counts rounds and knows the mean size of the clients that it heard.
 
     Attributes:
@@ -37,22 +37,14 @@ class Ledger:
     claim: float = 1.0
     whole: bool = static(default=False)
 
-    pools: ClassVar[bool] = False
-
     @property
     def linear(self) -> bool:
         return not self.whole
 
-    def check(self) -> None:
-        pass
-
-    def init(self, task: Any, key: Any) -> dict[str, Array]:
+    def init_server(self, task: Any, key: Any) -> dict[str, Array]:
         return {"rounds": jnp.float32(0), "size": jnp.float32(0)}
 
-    def broadcast(self, server: Any) -> Any:
-        return server
-
-    def enrol(self, task: Any, down: Any, key: Any) -> dict[str, Array]:
+    def init_client(self, task: Any, down: Any, key: Any) -> dict[str, Array]:
         lot = jax.random.uniform(key)
         return {"since": down["rounds"], "visits": jnp.int32(0), "spoilt": jnp.float32(0), "lot": lot}
 
@@ -63,8 +55,8 @@ class Ledger:
         payload = {"rounds": down["rounds"] + 1, "size": jnp.where(size >= self.bad, jnp.nan, size)}
         return client, Message(payload, weight=jnp.float32(self.claim)), {"size": size}
 
-    def aggregate(self, task: Any, server: Any, messages: Any, key: Any) -> tuple:
-        return trees.weighted_mean(messages.payload, messages.weight, otherwise=server), {}
+    def reference(self, task: Any, down: Any, payload: Any) -> Any:
+        return trees.zeros(payload)
 
     def personalise(self, task: Any, down: Any, client: Any, data: Any, key: Any) -> Any:
         return down
@@ -175,7 +167,7 @@ def test_a_weight_above_all_examples_is_rejected(train, federation):
     assert run.server == {"rounds": 0, "size": 0}
 
 
-@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")  # nothing is learned
+@pytest.mark.filterwarnings("ignore::priory.fed.capabilities.AdviceWarning")  # nothing is learned
 @pytest.mark.parametrize("whole", [False, True], ids=["streamed", "stacked"])
 def test_a_round_without_a_usable_client_leaves_the_server_as_it_was(simulate, whole):
     run = simulate(Ledger(bad=0.0, whole=whole), cohort=2, active=4)

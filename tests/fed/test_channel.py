@@ -266,9 +266,9 @@ def test_a_channel_sees_the_difference_to_the_reference():
     assert (float(arrived.weight), int(arrived.sender)) == (7, 3)
 
 
-def test_without_a_reference_a_channel_sees_the_payload():
+def test_a_channel_sees_a_payload_of_another_form_than_the_broadcast_as_it_is():
     message = Message({"w": np.float32([3.0, 4.0])}, np.float32(1))
-    arrived, _, _ = transmitted(Clip(1.0), object(), None, message, (), KEY)
+    arrived, _, _ = transmitted(Clip(1.0), priory.FedAvg(), np.float32(9), message, (), KEY)
     np.testing.assert_allclose(arrived.payload["w"], [0.6, 0.8], rtol=1e-6)
 
 
@@ -285,7 +285,7 @@ def test_whole_numbers_bypass_the_channel_and_are_counted():
     payload = {"cluster": np.int32(7), "w": np.float32([3.0, 4.0])}
     memory = memory_of(TopK(0.5), payload)
     assert trees.num_bytes(memory) == 8
-    arrived, _, bits = transmitted(TopK(0.5), object(), None, Message(payload, np.float32(1)), memory, KEY)
+    arrived, _, bits = transmitted(TopK(0.5), priory.FedAvg(), None, Message(payload, np.float32(1)), memory, KEY)
     assert arrived.payload["cluster"] == 7
     np.testing.assert_array_equal(arrived.payload["w"], [0.0, 4.0])
     assert bits == 32 + (32 + 1)  # the number, and one value with its index

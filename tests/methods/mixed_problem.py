@@ -19,7 +19,7 @@ from priory.models.likelihood import Gaussian
 from priory.models.linen import Linen
 from priory.models.model import Head
 from tests.methods.problems import shards_from
-from tests.methods.verbs import broadcast, init
+from tests.methods.verbs import broadcast, init_server
 
 DIM, RANK, NOISE = 4, 2, 0.5
 COUNTS = (6, 3, 5, 4, 8)
@@ -64,7 +64,7 @@ def down_at(method: FedPop, task: Task, phi: Any, mean: Any, sd: Any) -> Down:
     # Of the settings only these have to do with it: methods that differ in others share a program.
     same = ("prior", "prior_draws", "particles", "width")
     like = FedPop(**{name: getattr(method, name) for name in same})
-    down = broadcast(like, init(like, task, jax.random.key(0)))
+    down = broadcast(like, init_server(like, task, jax.random.key(0)))
     fixed, centre = wrap(phi, mean)
     spread = wrap(phi, np.log(np.asarray(sd, np.float32)))[1]
     return Down(fixed, Normal(centre, spread), down.stats, down.crowd)

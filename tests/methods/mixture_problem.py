@@ -14,7 +14,7 @@ from priory.methods.fedhb_mixture import Prototypes, Update
 from priory.models import MLP, Head, Linen
 from priory.models.likelihood import Categorical
 from tests.methods.problems import quadratic_task
-from tests.methods.verbs import aggregated, enrol, updated
+from tests.methods.verbs import aggregated, init_client, updated
 
 NUM_CLIENTS = 5
 
@@ -123,6 +123,6 @@ def shared_out(points, prototypes, variance):
 def stacked_messages(method, task, down, shards):
     """One message of each client."""
     num = shards.count.shape[0]
-    state = enrol(method, task, down, rng.root(9))
+    state = init_client(method, task, down, rng.root(9))
     sent = [updated(method, task, down, state, shards.of(jnp.int32(k)), rng.root(k))[1] for k in range(num)]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *sent)

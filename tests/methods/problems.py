@@ -113,11 +113,11 @@ def constant_shards(*centres: float, counts: tuple[int, ...] | None = None) -> S
 def a_round_of(method: Any, task: Task, shards: Shards) -> tuple[Any, Message]:
     """The server before, and the stacked messages of every client."""
     root = rng.root(3)
-    server = method.init(task, rng.key(root, rng.Stream.INIT))
+    server = method.init_server(task, rng.key(root, rng.Stream.INIT))
     down = method.broadcast(server)
 
     def sent(client: jax.Array) -> Message:
-        state = method.enrol(task, down, rng.key(root, rng.Stream.ENROL, client))
+        state = method.init_client(task, down, rng.key(root, rng.Stream.ENROL, client))
         key = rng.key(root, rng.Stream.CLIENT, 0, client)
         _, message, _ = method.client_update(task, down, state, shards.of(client), key)
         return Message(message.payload, message.weight, client)

@@ -13,7 +13,7 @@ from priory.models.model import Params
 from priory.reproduce import read
 from priory.reproduce.cells import cells_of
 from tests.methods.problems import a_round_of, constant_shards, quadratic_task, tiny_shards, tiny_task
-from tests.methods.verbs import aggregated, broadcast, init, updated
+from tests.methods.verbs import aggregated, broadcast, init_server, updated
 
 TASK = quadratic_task()
 both = pytest.mark.parametrize("cls", [FedAdam, FedYogi])
@@ -36,7 +36,7 @@ def told(server, delta):
 @both
 def test_the_server_follows_the_printed_recursion_over_many_rounds(cls):
     method = cls(server_step_size=0.3, beta1=0.8, beta2=0.9, tau=0.05)
-    server = init(method, TASK, rng.root(0))
+    server = init_server(method, TASK, rng.root(0))
     w, m, v = 0.0, 0.0, 0.05**2
     for delta in (2.0, -1.0, 0.01, 0.0, 4.0):
         server, _ = aggregated(method, TASK, server, told(server, delta), rng.root(0))
@@ -52,7 +52,7 @@ def test_the_server_follows_the_printed_recursion_over_many_rounds(cls):
 def test_the_first_step_has_no_bias_correction(cls):
     """Adam as it is usually written would move by η_s in the first round, whatever β₁ and β₂."""
     method, delta = cls(server_step_size=0.3, beta1=0.5, beta2=0.99), 5.0
-    server = init(method, TASK, rng.root(0))
+    server = init_server(method, TASK, rng.root(0))
     server, _ = aggregated(method, TASK, server, told(server, delta), rng.root(0))
     v = second(cls, 1e-6, delta**2, 0.99)
     np.testing.assert_allclose(float(server.weights["body"]), 0.3 * 0.5 * delta / (np.sqrt(v) + 1e-3), rtol=1e-5)
@@ -78,7 +78,7 @@ def test_the_rows_of_fedavg_beside_fedvi_take_its_server_steps(table, tmp_path):
     """FedVI's server is SGD with momentum; β₂ = 1 and τ = 1 leave η_s m / 2, with m the mean of (1 − β₁) Δ."""
     cells = {cell.row.key: cell.method for cell in cells_of(read(table), tmp_path)}
     fedvi, [fedavg] = cells["fedvi"], {cells[key] for key in cells if key.startswith("fedavgm")}
-    server = init(fedavg, TASK, rng.root(0))
+    server = init_server(fedavg, TASK, rng.root(0))
     w = momentum = 0.0
     for delta in (2.0, -1.0, 0.01, 0.0, 4.0):
         server, _ = aggregated(fedavg, TASK, server, told(server, delta), rng.root(0))
@@ -90,7 +90,7 @@ def test_the_rows_of_fedavg_beside_fedvi_take_its_server_steps(table, tmp_path):
 @both
 def test_clients_that_did_not_move_leave_the_weights(cls):
     method = cls()
-    server = init(method, TASK, rng.root(0))
+    server = init_server(method, TASK, rng.root(0))
     new, _ = aggregated(method, TASK, server, told(server, 0.0), rng.root(0))
     assert jax.tree.map(float, new.weights) == jax.tree.map(float, server.weights)
     assert jax.tree.map(float, new.first) == jax.tree.map(float, server.first)
@@ -99,7 +99,7 @@ def test_clients_that_did_not_move_leave_the_weights(cls):
 @both
 def test_a_round_without_messages_leaves_weights_and_moments(cls):
     method = cls()
-    server = init(method, TASK, rng.root(0))
+    server = init_server(method, TASK, rng.root(0))
     server, _ = aggregated(method, TASK, server, told(server, 2.0), rng.root(0))  # m ≠ 0: a step would go on
     absent = replace(told(server, 1.0), weight=np.zeros(2, np.float32))
     new, _ = aggregated(method, TASK, server, absent, rng.root(0))
@@ -110,7 +110,7 @@ def test_yogi_forgets_a_large_step_more_slowly_than_adam():
     seconds = {}
     for cls in (FedAdam, FedYogi):
         method = cls(beta2=0.5)
-        server = init(method, TASK, rng.root(0))
+        server = init_server(method, TASK, rng.root(0))
         for delta in (10.0, 0.1, 0.1, 0.1):
             server, _ = aggregated(method, TASK, server, told(server, delta), rng.root(0))
         seconds[cls] = float(server.second["body"])
@@ -131,7 +131,7 @@ def test_the_server_finds_the_optimum_of_two_quadratics(cls):
         messages = jax.tree.map(lambda *leaves: jnp.stack(leaves), *sent)
         return aggregated(method, TASK, server, messages, rng.root(0))[0]
 
-    server = jax.lax.fori_loop(0, 500, a_round, init(method, TASK, rng.root(0)))
+    server = jax.lax.fori_loop(0, 500, a_round, init_server(method, TASK, rng.root(0)))
     np.testing.assert_allclose(float(server.weights["body"] + server.weights["head"]), 2.0, atol=1e-2)
 
 

@@ -10,7 +10,7 @@ from priory.core import rng
 from priory.methods.apfl import Own
 from priory.models.model import Params
 from tests.methods.problems import constant_shards, plain_task, quadratic_task, tiny_shards
-from tests.methods.verbs import distance, enrol, parameters, personalised, updated
+from tests.methods.verbs import distance, init_client, parameters, personalised, updated
 
 CENTRE = 3.0
 
@@ -35,7 +35,7 @@ def test_the_mixture_goes_to_the_client_s_own_optimum_though_the_global_weights_
     alpha, size, rounds, start = 0.5, 0.1, 20, -1.0
     data, task = constant_shards(CENTRE).of(jnp.int32(0)), quadratic_task()
     method = APFL(alpha=alpha, optimiser=Optimiser(step_size=size), work=Work(steps=1))
-    client = enrol(method, task, at(start), rng.root(0))
+    client = init_client(method, task, at(start), rng.root(0))
     for t in range(rounds):
         client, _, _ = updated(method, task, at(start), client, data, rng.root(t))
     personal = personalised(method, task, at(start), client, data, rng.root(0))
@@ -107,7 +107,7 @@ def test_a_fixed_share_is_that_of_the_method():
 def test_a_client_begins_with_the_global_model():
     task = plain_task()
     down = parameters(task, rng.root(0))
-    client = enrol(APFL(alpha=0.3, adaptive=True), task, down, rng.root(1))
+    client = init_client(APFL(alpha=0.3, adaptive=True), task, down, rng.root(1))
     assert distance(client.network, down) == 0
     np.testing.assert_allclose(client.alpha, 0.3)
 

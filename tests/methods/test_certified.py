@@ -19,7 +19,8 @@ from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.struct import replace
 from priory.fed.alternate import Belief
-from priory.fed.method import Certifies, Task
+from priory.fed.capabilities import Certifies
+from priory.fed.method import Task
 from priory.methods.cfedbayes import Blend, CFedBayes
 from priory.methods.fedbnn import FedBNN
 from priory.methods.fedhb_mixture import Experts, FedHBMixture, Prototypes
@@ -54,7 +55,7 @@ OTHER = {"a": np.array([0.0, 0.2], np.float32), "b": np.array([1.0], np.float32)
 def population_of(name):
     """A method, what it broadcasts before the first round, and the model of the population."""
     method, keys = METHODS[name](), jax.random.split(jax.random.key(5))
-    down = verbs.broadcast(method, verbs.init(method, TASK, keys[0]))
+    down = verbs.broadcast(method, verbs.init_server(method, TASK, keys[0]))
     return method, down, verbs.population(method, TASK, down, None, keys[1])
 
 
@@ -204,7 +205,7 @@ def test_fedvi_pays_for_a_bias_of_the_clients_own_and_takes_the_network_as_it_wa
 
 def test_fedvi_draws_the_network_of_its_gaussian_over_theta_from_what_was_broadcast():
     method = FedVI(gamma=1.0)
-    down = verbs.broadcast(method, verbs.init(method, TASK, jax.random.key(2)))
+    down = verbs.broadcast(method, verbs.init_server(method, TASK, jax.random.key(2)))
     at_prior = verbs.population(method, TASK, down, None, jax.random.key(0))
     found, drawn = certified(method, down, at_prior, 5)
     assert float(found) == pytest.approx(0.0, abs=1e-4)  # θ is drawn from the same q(θ) under q and prior

@@ -16,7 +16,16 @@ from priory.fed.method import Message
 from priory.methods.cfedbayes import Moments
 from priory.models import MLP, Head, Linen
 from tests.methods.problems import constant_shards, quadratic_task, tiny_shards, tiny_task
-from tests.methods.verbs import aggregated, broadcast, enrol, init, personalised, population, predicted, updated
+from tests.methods.verbs import (
+    aggregated,
+    broadcast,
+    init_client,
+    init_server,
+    personalised,
+    population,
+    predicted,
+    updated,
+)
 
 TASK = quadratic_task(num_clients=4)
 STILL = Optimiser("sgd", 0.0)
@@ -57,8 +66,8 @@ def after(method, task, shards, num_rounds, ids=None):
     """Server and client states after some rounds; client k has the data and the key of `ids[k]`."""
     root = rng.root(3)
     ids = range(shards.count.shape[0]) if ids is None else ids
-    server = init(method, task, rng.key(root, rng.Stream.INIT))
-    states = [enrol(method, task, broadcast(method, server), rng.root(0)) for _ in ids]
+    server = init_server(method, task, rng.key(root, rng.Stream.INIT))
+    states = [init_client(method, task, broadcast(method, server), rng.root(0)) for _ in ids]
     for t in range(num_rounds):
         messages = []
         for place, number in enumerate(ids):
@@ -143,7 +152,7 @@ def test_equal_priors_are_chosen_by_lot():
 @pytest.mark.parametrize(("first_priors", "distinct"), [("equal", 1), ("independent", 3)])
 def test_first_priors_are_one_network_or_several(first_priors, distinct):
     task = tiny_task()
-    server = init(replace(METHOD, clusters=3, first_priors=first_priors), task, rng.root(0))
+    server = init_server(replace(METHOD, clusters=3, first_priors=first_priors), task, rng.root(0))
     kernel = np.asarray(server.weights.mean["Dense_0"]["kernel"])
     assert len(np.unique(kernel.reshape(3, -1), axis=0)) == distinct
 
@@ -186,7 +195,7 @@ def test_moments_give_each_cluster_the_prior_nearest_to_its_clients():
 def test_moments_are_those_of_the_posterior_around_the_prior_of_the_choice():
     down, data = priors_at(2.0, -5.0), constant_shards(-4.0).of(jnp.int32(0))
     method = replace(METHOD, average="moments")
-    client, message, _ = updated(method, TASK, down, enrol(method, TASK, down, rng.root(0)), data, rng.root(1))
+    client, message, _ = updated(method, TASK, down, init_client(method, TASK, down, rng.root(0)), data, rng.root(1))
     q, sent = client.personal.q.weights, message.payload.weights
     offset = np.asarray(q.mean["body"]) + 5.0
     assert 0.01 < offset < 1.0  # on its way from the prior to the examples
@@ -201,7 +210,7 @@ def test_moments_are_those_of_the_posterior_around_the_prior_of_the_choice():
 def test_a_client_that_learned_nothing_sends_the_reference(average):
     method, down = replace(METHOD, average=average, optimiser=STILL), priors_at(2.0, -5.0)
     data = constant_shards(-4.0).of(jnp.int32(0))
-    _, message, _ = updated(method, TASK, down, enrol(method, TASK, down, rng.root(0)), data, rng.root(1))
+    _, message, _ = updated(method, TASK, down, init_client(method, TASK, down, rng.root(0)), data, rng.root(1))
     assert_close(reference(method, down, message.payload), message.payload)
 
 
@@ -209,7 +218,12 @@ def test_a_client_takes_its_posterior_along_into_another_cluster():
     method = replace(METHOD, optimiser=STILL)
     data = constant_shards(3.0).of(jnp.int32(0))
     first, message, _ = updated(
-        method, TASK, priors_at(2.0, -5.0), enrol(method, TASK, priors_at(2.0, -5.0), rng.root(0)), data, rng.root(1)
+        method,
+        TASK,
+        priors_at(2.0, -5.0),
+        init_client(method, TASK, priors_at(2.0, -5.0), rng.root(0)),
+        data,
+        rng.root(1),
     )
     assert int(first.cluster) == int(message.payload.cluster) == 0
     assert float(first.personal.q.weights.mean["body"]) == 2.0  # q starts at the prior of the choice
@@ -222,7 +236,7 @@ def test_a_client_takes_its_posterior_along_into_another_cluster():
 def test_a_client_without_examples_sends_nothing_and_is_in_no_cluster():
     down = priors_at(2.0, -5.0)
     data = constant_shards(3.0, 0.0, counts=(4, 0)).of(jnp.int32(1))
-    client, message, _ = updated(METHOD, TASK, down, enrol(METHOD, TASK, down, rng.root(0)), data, rng.root(1))
+    client, message, _ = updated(METHOD, TASK, down, init_client(METHOD, TASK, down, rng.root(0)), data, rng.root(1))
     assert float(message.weight) == 0
     assert int(METHOD.cluster(client)) == -1
     posterior = personalised(METHOD, TASK, down, client, data, rng.root(2))
@@ -231,7 +245,7 @@ def test_a_client_without_examples_sends_nothing_and_is_in_no_cluster():
 
 def test_a_client_that_never_took_part_has_the_prior_of_its_choice():
     down, data = priors_at(2.0, -5.0), constant_shards(-4.0).of(jnp.int32(0))
-    posterior = personalised(METHOD, TASK, down, enrol(METHOD, TASK, down, rng.root(0)), data, rng.root(2))
+    posterior = personalised(METHOD, TASK, down, init_client(METHOD, TASK, down, rng.root(0)), data, rng.root(2))
     np.testing.assert_array_equal(posterior.weights.mean["body"], [-5.0])
     np.testing.assert_array_equal(posterior.cluster, [1])
 
@@ -282,4 +296,4 @@ def test_a_bad_setting_ends_in_a_sentence(options, sentence):
 
 def test_more_clusters_than_clients_end_in_a_sentence():
     with pytest.raises(UsageError, match="clusters=5 exceeds the 4 clients of this federation; choose 1 to 4"):
-        init(replace(METHOD, clusters=5), TASK, rng.root(0))
+        init_server(replace(METHOD, clusters=5), TASK, rng.root(0))

@@ -12,7 +12,7 @@ from priory.fed.clusters import Assigned
 from priory.fed.method import Message
 from priory.models.model import Params
 from tests.methods.problems import a_round_of, constant_shards, quadratic_task, tiny_shards, tiny_task
-from tests.methods.verbs import aggregated, enrol, init, personalised, population, predicted, updated
+from tests.methods.verbs import aggregated, init_client, init_server, personalised, population, predicted, updated
 
 TASK = quadratic_task(num_clients=4)
 METHOD = Ensemble(optimiser=Optimiser(step_size=0.1), work=Work(epochs=1, batch_size=4), finetune_step_size=0.05)
@@ -49,7 +49,7 @@ def test_one_network_is_fedavg():
 def test_groups_are_drawn_evenly_at_enrolment():
     keys = jax.random.split(rng.root(0), 3000)
     method = replace(METHOD, num_networks=3)
-    drawn = np.asarray(jax.vmap(lambda key: enrol(method, TASK, networks_at(0.0, 1.0, 2.0), key))(keys))
+    drawn = np.asarray(jax.vmap(lambda key: init_client(method, TASK, networks_at(0.0, 1.0, 2.0), key))(keys))
     share = np.bincount(drawn, minlength=3) / 3000
     assert np.all(np.abs(share - 1 / 3) < 4 * np.sqrt(2 / 9 / 3000))  # four standard errors
 
@@ -70,7 +70,7 @@ def test_the_server_averages_within_groups_by_n_k_and_a_group_without_uploaders_
 
 
 def test_first_networks_are_independent():
-    server = init(Ensemble(num_networks=3), tiny_task(), rng.root(0))
+    server = init_server(Ensemble(num_networks=3), tiny_task(), rng.root(0))
     kernel = np.asarray(server.weights["Dense_0"]["kernel"])
     assert len(np.unique(kernel.reshape(3, -1), axis=0)) == 3
 
@@ -108,4 +108,4 @@ def test_a_bad_setting_ends_in_a_sentence(options, sentence):
 
 def test_more_networks_than_clients_end_in_a_sentence():
     with pytest.raises(UsageError, match="num-networks=5 exceeds the 4 clients of this federation; choose 1 to 4"):
-        init(replace(METHOD, num_networks=5), TASK, rng.root(0))
+        init_server(replace(METHOD, num_networks=5), TASK, rng.root(0))

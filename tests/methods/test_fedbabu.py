@@ -8,7 +8,7 @@ import pytest
 from priory import FedBABU, Work
 from priory.core import rng, trees
 from tests.methods.problems import a_round_of, tiny_shards, tiny_task
-from tests.methods.verbs import aggregated, distance, init, personalised
+from tests.methods.verbs import aggregated, distance, init_server, personalised
 
 TASK, SHARDS = tiny_task(), tiny_shards()
 METHOD = FedBABU(work=Work(epochs=1, batch_size=3), finetune_epochs=1)
@@ -26,7 +26,7 @@ def test_the_head_neither_travels_up_nor_changes_on_the_server():
 
 @pytest.mark.parametrize(("part", "moves"), [("head", False), ("all", True)])
 def test_fine_tuning_the_head_leaves_the_body(part, moves):
-    server = init(METHOD, TASK, rng.root(0))
+    server = init_server(METHOD, TASK, rng.root(0))
     method = FedBABU(work=METHOD.work, finetune_epochs=1, finetune_part=part)
     tuned = personalised(method, TASK, server, (), SHARDS.of(jnp.int32(0)), rng.root(1))
     before, after = (trees.partition(params.weights, TASK.is_head) for params in (server, tuned))

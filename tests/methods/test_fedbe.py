@@ -14,7 +14,7 @@ from priory.models.linen import Linen
 from priory.models.model import Head, Params
 from priory.models.nets import MLP
 from tests.methods.problems import a_round_of, aligned_task, constant_shards, quadratic_task, tiny_shards, tiny_task
-from tests.methods.verbs import aggregated, init, parameters
+from tests.methods.verbs import aggregated, init_server, parameters
 
 PUBLIC = jnp.asarray(np.random.default_rng(4).normal(size=(6, 2)), jnp.float32)
 
@@ -91,7 +91,11 @@ def test_clients_that_agree_have_nothing_to_distil():
     same = jax.tree.map(lambda leaf: np.stack([leaf[0]] * 3), messages.payload)
     method = FedBE(temperature=1.0)
     server, info = aggregated(
-        method, linear_task(), init(method, linear_task(), rng.root(1)), replace(messages, payload=same), rng.root(0)
+        method,
+        linear_task(),
+        init_server(method, linear_task(), rng.root(1)),
+        replace(messages, payload=same),
+        rng.root(0),
     )
     assert_close(server, jax.tree.map(lambda leaf: np.asarray(leaf)[0], messages.payload))
     assert float(info["distil_loss"]) > 0  # the entropy of what they say
@@ -174,7 +178,7 @@ def test_the_student_is_the_mean_of_the_second_half_of_its_iterates():
 
 def test_distillation_brings_the_server_closer_to_the_ensemble():
     task, messages, method = linear_task(), networks(3), FedBE(distil_step_size=0.1)
-    server = init(method, task, rng.root(1))
+    server = init_server(method, task, rng.root(1))
     share = np.arange(1, 4) / 6
     mean = averaged(share, messages.payload)
     key_draw, _ = jax.random.split(rng.root(0))
@@ -191,10 +195,10 @@ def test_distillation_brings_the_server_closer_to_the_ensemble():
 )
 def test_a_federation_that_cannot_be_distilled_is_refused_in_one_sentence(task, says):
     with pytest.raises(UsageError) as caught:
-        init(FedBE(), task, rng.root(0))
+        init_server(FedBE(), task, rng.root(0))
     assert says in str(caught.value)
     assert str(caught.value).endswith(".")
-    assert isinstance(init(FedBE(distil_epochs=0), task, rng.root(0)), Params)
+    assert isinstance(init_server(FedBE(distil_epochs=0), task, rng.root(0)), Params)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +227,7 @@ def test_a_bad_hyper_parameter_ends_in_one_sentence(method, says):
 def test_mixtures_of_clients_do_not_depend_on_the_order_or_the_absence_of_messages():
     task, messages = linear_task(), networks(3)
     method = FedBE(distribution="dirichlet")
-    server = init(method, task, rng.root(1))
+    server = init_server(method, task, rng.root(1))
     turned = jax.tree.map(lambda leaf: leaf[np.array([2, 0, 1])], messages)
     payload = jax.tree.map(lambda leaf: np.concatenate([leaf, np.full_like(leaf[:1], jnp.nan)]), messages.payload)
     padded = Message(payload, np.append(messages.weight, np.float32(0)), np.append(messages.sender, 9))

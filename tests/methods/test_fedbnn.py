@@ -26,8 +26,8 @@ from tests.methods.verbs import (
     broadcast,
     distance,
     drawn,
-    enrol,
-    init,
+    init_client,
+    init_server,
     on_host,
     outputs,
     parameters,
@@ -55,11 +55,11 @@ def probabilities(seed, shape=(NUM, CLASSES)):
 
 
 def nobody():
-    return broadcast(METHOD, init(METHOD, TASK, rng.root(0)))
+    return broadcast(METHOD, init_server(METHOD, TASK, rng.root(0)))
 
 
 def enrolled(method=METHOD, seed=1):
-    return enrol(method, TASK, nobody(), rng.root(seed))
+    return init_client(method, TASK, nobody(), rng.root(seed))
 
 
 def spoken(method=METHOD, task=TASK, seed=1):
@@ -106,14 +106,16 @@ def test_with_mixing_it_does():
 
 def test_identical_clients_agree_with_their_mean():
     phi = probabilities(3)
-    server, _ = aggregated(METHOD, TASK, init(METHOD, TASK, rng.root(0)), of_all(np.stack([phi] * 3)), rng.root(0))
+    server, _ = aggregated(
+        METHOD, TASK, init_server(METHOD, TASK, rng.root(0)), of_all(np.stack([phi] * 3)), rng.root(0)
+    )
     np.testing.assert_allclose(server.mean, phi, rtol=1e-6)
 
 
 def test_the_mean_weighs_clients_by_their_weights():
     phis = probabilities(4, (3, NUM, CLASSES))
     messages = of_all(phis, (1.0, 3.0, 0.0))
-    server, _ = aggregated(METHOD, TASK, init(METHOD, TASK, rng.root(0)), messages, rng.root(0))
+    server, _ = aggregated(METHOD, TASK, init_server(METHOD, TASK, rng.root(0)), messages, rng.root(0))
     np.testing.assert_allclose(server.mean, 0.25 * phis[0] + 0.75 * phis[1], rtol=1e-5)
 
 
@@ -121,14 +123,18 @@ def test_the_mean_weighs_clients_by_their_weights():
 def test_rows_stay_on_the_simplex_whatever_noise_they_carry(noise):
     drawn_noise = np.random.default_rng(5).normal(size=(3, NUM, CLASSES))
     noisy = np.float32(probabilities(4, (3, NUM, CLASSES)) + noise * drawn_noise)
-    server, _ = aggregated(METHOD, TASK, init(METHOD, TASK, rng.root(0)), of_all(noisy), rng.root(0))
+    server, _ = aggregated(METHOD, TASK, init_server(METHOD, TASK, rng.root(0)), of_all(noisy), rng.root(0))
     assert np.all(server.mean >= 0)
     np.testing.assert_allclose(server.mean.sum(axis=-1), np.ones(NUM), rtol=1e-6)
 
 
 def test_a_row_that_noise_left_nothing_of_is_uniform():
     server, _ = aggregated(
-        METHOD, TASK, init(METHOD, TASK, rng.root(0)), of_all(-np.ones((3, NUM, CLASSES), np.float32)), rng.root(0)
+        METHOD,
+        TASK,
+        init_server(METHOD, TASK, rng.root(0)),
+        of_all(-np.ones((3, NUM, CLASSES), np.float32)),
+        rng.root(0),
     )
     np.testing.assert_allclose(server.mean, np.full((NUM, CLASSES), 1 / CLASSES), rtol=1e-6)
 
@@ -136,7 +142,9 @@ def test_a_row_that_noise_left_nothing_of_is_uniform():
 def test_the_cache_averages_what_everybody_said_last():
     method = replace(METHOD, cache=True)
     first, second = probabilities(6, (3, NUM, CLASSES)), probabilities(7, (2, NUM, CLASSES))
-    server, _ = aggregated(method, TASK, init(method, TASK, rng.root(0)), of_all(first, (1.0, 2.0, 1.0)), rng.root(0))
+    server, _ = aggregated(
+        method, TASK, init_server(method, TASK, rng.root(0)), of_all(first, (1.0, 2.0, 1.0)), rng.root(0)
+    )
     # The second round hears clients 2 and 1, in that order, and a third message that did not come.
     lost = np.full((1, NUM, CLASSES), np.nan, np.float32)
     late = Message(np.concatenate([second, lost]), jnp.array([1.0, 2.0, 0.0]), jnp.array([2, 1, 0]))
@@ -149,7 +157,7 @@ def test_a_message_is_as_long_as_the_alignment_set_whatever_the_network():
     for width in (2, 50):
         model = Linen(MLP((width,), 3))
         task = replace(TASK, model=model, is_head=Head(model.last_layer((5,))))
-        client = jax.eval_shape(METHOD.enrol, task, nobody(), rng.root(0))
+        client = jax.eval_shape(METHOD.init_client, task, nobody(), rng.root(0))
         arguments = METHOD, task, nobody(), client, SHARDS.of(jnp.int32(0)), rng.root(7)
         _, message, _ = jax.eval_shape(FedBNN.client_update, *arguments)
         sizes.add(sum(leaf.size for leaf in jax.tree.leaves(message.payload)))
@@ -359,9 +367,9 @@ def test_what_cannot_be_meant_is_refused(field, value):
 
 def test_a_federation_without_an_alignment_set_is_refused():
     with pytest.raises(UsageError, match="--align own:500"):
-        init(METHOD, replace(TASK, public=None), rng.root(0))
+        init_server(METHOD, replace(TASK, public=None), rng.root(0))
 
 
 def test_a_regression_is_refused():
     with pytest.raises(UsageError, match="regression"):
-        init(METHOD, replace(TASK, likelihood=Gaussian(1.0)), rng.root(0))
+        init_server(METHOD, replace(TASK, likelihood=Gaussian(1.0)), rng.root(0))

@@ -55,7 +55,7 @@ def test_without_mixing_a_client_trains_as_if_it_were_alone_in_the_world(plain):
     shuffled = data.y.copy()
     shuffled[others] = np.random.default_rng(0).permutation(shuffled[others])
     changed = priory.data.Federation(**{**vars(data), "y": shuffled})
-    alone = METHOD.alone()
+    alone = METHOD.local_baseline()
     jax.tree.map(np.testing.assert_array_equal, posterior(run(alone, data), 0), posterior(run(alone, changed), 0))
     mixed = [posterior(found, 0).weights.mean for found in (plain, run(METHOD, changed))]
     assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, mixed), strict=True))

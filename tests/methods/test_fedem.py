@@ -11,7 +11,7 @@ from priory.core.struct import replace
 from priory.fed.method import Message
 from priory.models.model import Params
 from tests.methods.problems import a_round_of, constant_shards, quadratic_task, shards_from, tiny_shards, tiny_task
-from tests.methods.verbs import aggregated, init, personalised, population, predicted, updated
+from tests.methods.verbs import aggregated, init_server, personalised, population, predicted, updated
 
 TASK = quadratic_task()
 TWO = FedEM(num_components=2, optimiser=Optimiser(step_size=0.1), work=Work(epochs=1, batch_size=4))
@@ -155,7 +155,7 @@ def test_fine_tuning_one_component_is_that_of_fedavg():
     options = {"optimiser": Optimiser(step_size=0.05, momentum=0.9), "work": Work(epochs=2, batch_size=3)}
     tuned = {"finetune_epochs": 3, "finetune_step_size": 0.02}
     mixture, average = FedEM(num_components=1, **options, **tuned), FedAvg(**options, **tuned)
-    down = init(average, task, rng.root(0))
+    down = init_server(average, task, rng.root(0))
     stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], down)
     own = personalised(mixture, task, stacked, np.ones(1, np.float32), data, rng.root(1)).components
     alone = personalised(average, task, down, (), data, rng.root(1))

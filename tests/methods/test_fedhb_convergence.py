@@ -139,8 +139,8 @@ def averages(settings, seeds, places, prior_mean):
 
 def averages_of(setting, seed, places, prior_mean):
     root, method = rng.root(seed), replace(METHOD, prior_mean=prior_mean)
-    first = method.init(TASK, rng.key(root, Stream.INIT))
-    enrolled = method.enrol(TASK, first, rng.key(root, Stream.ENROL))
+    first = method.init_server(TASK, rng.key(root, Stream.INIT))
+    enrolled = method.init_client(TASK, first, rng.key(root, Stream.ENROL))
     states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (NUM_CLIENTS, *leaf.shape)), enrolled)
 
     def update(t, down, state, client, present):

@@ -30,7 +30,7 @@ from tests.methods.mixture_problem import (
     stacked_messages,
 )
 from tests.methods.problems import constant_shards, quadratic_task, shards_from, tiny_shards
-from tests.methods.verbs import aggregated, enrol, init, outputs, personalised, predicted, updated
+from tests.methods.verbs import aggregated, init_client, init_server, outputs, personalised, predicted, updated
 
 # --- the client ------------------------------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ def test_one_prototype_takes_the_steps_of_fedprox():
     task, data, variance = mlp_task(), tiny_shards((5, 5, 5)).of(jnp.int32(1)), 0.5
     options = {"optimiser": Optimiser("adam", step_size=0.01), "work": Work(epochs=20, batch_size=5)}
     method = pinned(num_prototypes=1, variance=variance, gate=False, **options)
-    down = init(method, task, rng.root(0))
+    down = init_server(method, task, rng.root(0))
     start = Params(jax.tree.map(lambda leaf: np.asarray(leaf)[0], down.networks))
     found = flat(updated(method, task, down, (), data, rng.root(1))[1].payload.network)
     prox, other = (
@@ -113,7 +113,7 @@ def test_under_an_endless_variance_a_client_is_that_of_fedavg():
     task, data = mlp_task(), tiny_shards((5, 5, 5)).of(jnp.int32(0))
     options = {"optimiser": Optimiser("adam", step_size=0.01), "work": Work(epochs=20, batch_size=5)}
     method = pinned(num_prototypes=1, variance=1e12, gate=False, **options)
-    down = init(method, task, rng.root(0))
+    down = init_server(method, task, rng.root(0))
     start = Params(jax.tree.map(lambda leaf: np.asarray(leaf)[0], down.networks))
     found = updated(method, task, down, (), data, rng.root(1))[1].payload.network
     plain = updated(FedAvg(**options), task, start, (), data, rng.root(1))[1].payload.weights
@@ -162,7 +162,7 @@ def test_permuting_prototypes_permutes_the_server_and_leaves_clients_and_predict
         own = personalised(method, task, server, (), shards.of(jnp.int32(0)), rng.root(3))
         return messages.payload.network, after, np.sum(probabilities, axis=0), own
 
-    first = init(method, task, rng.root(0))
+    first = init_server(method, task, rng.root(0))
     sent, after, predicted, own = a_round(first)
     sent_turned, after_turned, predicted_turned, own_turned = a_round(turned(first, order))
     assert np.max(np.abs(flat(after) - flat(after_turned))) > 0.1
@@ -185,7 +185,7 @@ def test_a_client_starts_from_the_best_prototype_the_centre_or_its_own(start, ce
         kept, message, _ = updated(method, task, down, client, data, rng.root(0))
         return kept, float(message.payload.network["body"])
 
-    kept, found = started(enrol(method, task, down, rng.root(1)))
+    kept, found = started(init_client(method, task, down, rng.root(1)))
     best = min(places, key=lambda place: abs(place - centre))
     assert found == pytest.approx(0.5 if start == "centre" else best)
     if start != "last":
@@ -199,7 +199,7 @@ def test_a_client_starts_from_the_best_prototype_the_centre_or_its_own(start, ce
 def test_a_stateful_client_goes_on_from_its_last_network():
     method = replace(BODY, start="last", optimiser=Optimiser(step_size=0.1), work=Work(epochs=1, batch_size=4))
     task, down, data = quadratic_task(), location(0.0), constant_shards(1.0).of(jnp.int32(0))
-    first, _, _ = updated(method, task, down, enrol(method, task, down, rng.root(0)), data, rng.root(1))
+    first, _, _ = updated(method, task, down, init_client(method, task, down, rng.root(0)), data, rng.root(1))
     second, message, _ = updated(method, task, down, first, data, rng.root(2))
     assert 0 < float(first.network["body"]) < float(second.network["body"])
     np.testing.assert_array_equal(message.payload.network["body"], second.network["body"])
@@ -216,7 +216,7 @@ def test_a_personal_network_of_a_stateful_client_begins_with_its_own():
 def test_separation_is_the_way_from_the_first_network_to_others():
     task = mlp_task()
     # Not compiled as a whole: that may round a copy of the first network in another way.
-    servers = [pinned(num_prototypes=3, separation=s).init(task, rng.root(0)) for s in (0.0, 0.25, 1.0)]
+    servers = [pinned(num_prototypes=3, separation=s).init_server(task, rng.root(0)) for s in (0.0, 0.25, 1.0)]
     none, some, whole = (rows(server.networks) for server in servers)
     np.testing.assert_array_equal(none, np.tile(whole[:1], (3, 1)))
     np.testing.assert_allclose(some, 0.75 * none + 0.25 * whole, atol=1e-6)
@@ -228,7 +228,7 @@ def test_separation_is_the_way_from_the_first_network_to_others():
 
 def test_the_gate_of_one_prototype_has_weight_one():
     method, task = pinned(num_prototypes=1), mlp_task()
-    down = init(method, task, rng.root(0))
+    down = init_server(method, task, rng.root(0))
     found = shared_prediction(method, task, down, SOME_X)
     np.testing.assert_array_equal(found.log_weights, np.zeros((1, 6)))
 
@@ -236,7 +236,7 @@ def test_the_gate_of_one_prototype_has_weight_one():
 @pytest.mark.parametrize("num", [1, 2, 4])
 def test_without_a_gate_prototypes_predict_alike_and_none_travels(num):
     method, task, shards = pinned(num_prototypes=num, gate=False), mlp_task(4), tiny_shards((5, 5, 5))
-    down = init(method, task, rng.root(0))
+    down = init_server(method, task, rng.root(0))
     arguments = method, task, down, (), shards.of(jnp.int32(0)), rng.root(1)
     sent = jax.eval_shape(FedHBMixture.client_update, *arguments)[1].payload
     assert down.gate is None
@@ -263,7 +263,7 @@ def test_the_gate_learns_to_tell_the_nearest_prototype():
     wrong = np.zeros((5, 2), np.float32)
     wrong[0] = (-1, 1)  # names the other prototype for every input
     method = pinned(optimiser=Optimiser(step_size=0.5), work=Work(epochs=5, batch_size=20))
-    first = init(method, task, rng.root(0))
+    first = init_server(method, task, rng.root(0))
     gate = Params({"Dense_0": {"kernel": jnp.asarray(wrong), "bias": jnp.zeros(2)}})
     server, shards = replace(first, networks=networks, gate=gate), shards_from(x, y, (40, 40))
 
@@ -296,7 +296,7 @@ def test_every_prototype_can_win_the_gate_even_with_fewer_outputs(num):
 def test_gate_weights_are_those_of_eq_82(num):
     """The networks' outputs beside a softmax of the first K outputs of the gate, or of its distances to anchors."""
     method, task = pinned(num_prototypes=num), mlp_task(num_clients=5)
-    down = init(method, task, rng.root(0))
+    down = init_server(method, task, rng.root(0))
     found = shared_prediction(method, task, down, SOME_X)
     scores = np.asarray(outputs(task, down.gate, SOME_X), np.float64)
     if num <= 3:

@@ -15,7 +15,7 @@ from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.struct import replace
 from priory.engine.rounds import run_block
-from priory.fed.method import Evidence
+from priory.fed.capabilities import Evidence
 from priory.methods.fedhb_mixture import Update
 from tests.methods.mixture_problem import BODY, each_prior, location, num_rows, pinned
 from tests.methods.problems import constant_shards, quadratic_task, shards_from

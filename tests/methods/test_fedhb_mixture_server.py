@@ -33,7 +33,7 @@ from tests.methods.mixture_problem import (
     stacked_messages,
 )
 from tests.methods.problems import quadratic_task, tiny_shards
-from tests.methods.verbs import aggregated, enrol, init, personalised, population
+from tests.methods.verbs import aggregated, init_client, init_server, personalised, population
 
 # --- the server ------------------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ def test_shares_tell_the_server_as_much_as_the_networks(num, prior_mean):
 
 def test_a_stack_of_shares_and_its_weighted_mean_give_the_same_server():
     method, task = pinned(num_prototypes=2, linear=True, work=Work(epochs=2, batch_size=3)), mlp_task()
-    server = init(method, task, rng.root(0))
+    server = init_server(method, task, rng.root(0))
     messages = stacked_messages(method, task, server, tiny_shards((5, 5, 5)))
     messages = replace(messages, weight=jnp.array([1.0, 0.0, 3.0]))
     mean = jax.jit(trees.weighted_mean)(
@@ -128,7 +128,7 @@ def test_a_stack_of_shares_and_its_weighted_mean_give_the_same_server():
 def test_clients_that_send_shares_give_the_server_that_networks_give():
     plain = pinned(num_prototypes=2, work=Work(epochs=2, batch_size=3))
     task, shards = mlp_task(), tiny_shards((5, 5, 5))
-    server = init(plain, task, rng.root(0))
+    server = init_server(plain, task, rng.root(0))
     found = [
         aggregated(method, task, server, stacked_messages(method, task, server, shards), rng.root(0))[0]
         for method in (plain, replace(plain, linear=True))
@@ -179,8 +179,8 @@ def test_k_networks_and_a_gate_go_down_and_one_of_each_comes_up(num, gate):
 
         def both(key):
             key_init, key_enrol, key_update = jax.random.split(key, 3)
-            down = method.broadcast(method.init(task, key_init))
-            state = enrol(method, task, down, key_enrol)
+            down = method.broadcast(method.init_server(task, key_init))
+            state = init_client(method, task, down, key_enrol)
             return down, method.client_update(task, down, state, shards.of(jnp.int32(0)), key_update)[1].payload
 
         down, up = jax.eval_shape(both, jax.eval_shape(lambda: jax.random.key(0)))
@@ -196,7 +196,7 @@ def test_k_networks_and_a_gate_go_down_and_one_of_each_comes_up(num, gate):
 def test_a_frozen_head_stays_as_it_was_drawn_until_a_client_is_personalised():
     task, shards = mlp_task(hidden=(4,)), tiny_shards((5, 5, 5))
     method = pinned(update="body", finetune_epochs=2)
-    server = init(method, task, rng.root(0))
+    server = init_server(method, task, rng.root(0))
     after, _ = aggregated(method, task, server, stacked_messages(method, task, server, shards), rng.root(0))
     own = personalised(method, task, after, (), shards.of(jnp.int32(0)), rng.root(1))
     jax.tree.map(np.testing.assert_array_equal, after.frozen, server.frozen)

@@ -37,7 +37,17 @@ from tests.methods.niw_problem import (
     weights_of,
 )
 from tests.methods.problems import constant_shards, quadratic_task, shards_from, tiny_shards, tiny_task
-from tests.methods.verbs import aggregated, drawn, enrol, init, parameters, personalised, population, predicted, updated
+from tests.methods.verbs import (
+    aggregated,
+    drawn,
+    init_client,
+    init_server,
+    parameters,
+    personalised,
+    population,
+    predicted,
+    updated,
+)
 
 # --- the client ------------------------------------------------------------------------------------------------------
 
@@ -168,7 +178,7 @@ def test_one_weight_makes_joint_and_factorised_the_same(precision):
 
     def after_a_round(dim):
         method = pinned(dim=dim, precision=precision, update="body", prior_mean="zero", work=Work(epochs=3))
-        server = replace(init(method, task, rng.root(0)), mean={"body": np.float32(0.7), "head": None})
+        server = replace(init_server(method, task, rng.root(0)), mean={"body": np.float32(0.7), "head": None})
         results = [updated(method, task, server, (), shards.of(jnp.int32(k)), rng.root(k))[1] for k in range(2)]
         messages = jax.tree.map(lambda *leaves: np.stack(leaves), *results)
         after, _ = aggregated(method, task, server, messages, rng.root(0))
@@ -198,7 +208,7 @@ def test_clients_with_memory_go_on_from_their_own_weights_and_others_from_the_se
         np.testing.assert_array_equal(flat(message.payload.weights), flat(start))
         assert message.weight == 1
         jax.tree.map(np.testing.assert_array_equal, kept, own if stateful else ())
-        enrolled = enrol(method, REGRESSION, DOWN, rng.root(0))
+        enrolled = init_client(method, REGRESSION, DOWN, rng.root(0))
         jax.tree.map(np.testing.assert_array_equal, enrolled, DOWN.mean if stateful else ())
 
 
@@ -210,7 +220,7 @@ def test_a_client_with_memory_keeps_what_it_sends():
 
 @pytest.mark.parametrize("dim", ["joint", "factorised"])
 def test_the_first_server_is_that_of_clients_who_all_agree(dim):
-    server = init(pinned(prior_scale=0.5, dim=dim), REGRESSION, rng.root(0))
+    server = init_server(pinned(prior_scale=0.5, dim=dim), REGRESSION, rng.root(0))
     d, n0, _ = constants(dim, sum(COUNTS))
     np.testing.assert_allclose(flat(server.scale), n0 / (REGRESSION.num_clients + d + 2) * 0.25, rtol=1e-6)
 
@@ -230,7 +240,7 @@ def test_messages_are_as_large_as_table_6_says(dim, options, down, up):
     task = Task(model, Categorical(3), (5,), 3, 15, Head(model.last_layer((5,))))
     method = pinned(dim=dim, **options)
     data = tiny_shards().of(jnp.int32(0))
-    server = jax.eval_shape(lambda: init(method, task, rng.root(0)))
+    server = jax.eval_shape(lambda: init_server(method, task, rng.root(0)))
     broadcast = jax.eval_shape(method.broadcast, server)
     payload = jax.eval_shape(lambda sent: updated(method, task, sent, (), data, rng.root(0)), broadcast)[1].payload
     assert trees.num_bytes(broadcast) == 4 * down
@@ -244,7 +254,7 @@ PINNED = replace(PINNED, frozen={"body": None, "head": np.float32(0.25)})
 
 def test_training_the_body_leaves_the_head_as_the_server_drew_it():
     method = pinned(update="body", work=Work(epochs=3))
-    server = init(method, tiny_task(), rng.root(0))
+    server = init_server(method, tiny_task(), rng.root(0))
     head, body = trees.partition(parameters(tiny_task(), rng.root(0)).weights, tiny_task().is_head)
     jax.tree.map(np.testing.assert_array_equal, server.frozen, head)
     jax.tree.map(np.testing.assert_array_equal, server.mean, body)
@@ -410,7 +420,7 @@ def test_a_bad_value_ends_a_run_before_anything_is_traced(federation, monkeypatc
     def never(*args):
         raise AssertionError("the method was traced")
 
-    monkeypatch.setattr(FedHBNIW, "init", never)
+    monkeypatch.setattr(FedHBNIW, "init_server", never)
     with pytest.raises(UsageError, match=r"keep=0.0 lies outside"):
         priory.simulate(FedHBNIW(keep=0.0), federation, model="linear", rounds=1)
 

@@ -12,7 +12,8 @@ from scipy import stats
 from priory import Optimiser, Work
 from priory.core import rng
 from priory.core.struct import replace
-from priory.fed.method import Evidence, Task
+from priory.fed.capabilities import Evidence
+from priory.fed.method import Task
 from priory.models import Head, Params, as_model
 from priory.models.likelihood import Gaussian
 from tests.methods.niw_problem import (
@@ -69,7 +70,7 @@ def test_the_bound_never_falls_where_client_and_server_maximise_the_same(dim):
     assert isinstance(method, Evidence)
     far = weights_of(np.random.default_rng(4).normal(0, 3, (4, 6)).astype(np.float32))
     go_on = partial(bound_on_the_way, task=task, shards=shards, rounds=40)
-    (server, kept), bounds = go_on(method, server=method.init(task, rng.root(0)), kept=far)
+    (server, kept), bounds = go_on(method, server=method.init_server(task, rng.root(0)), kept=far)
     # The bound is a sum of a dozen float32 terms, none larger than some hundreds.
     tolerance = 10 * np.finfo(np.float32).eps * np.max(np.abs(bounds))
     assert np.all(np.diff(bounds) > -tolerance)
@@ -138,7 +139,7 @@ def test_the_bound_lies_below_the_evidence_and_not_far():
     method = replace(method, optimiser=Optimiser(step_size=0.1), work=Work(epochs=20, batch_size=5))
     start = {"w": jnp.ones(3)}
     task, places = ONE_WEIGHT, jnp.arange(3)
-    (server, kept), _ = bound_on_the_way(method, task, shards, method.init(task, rng.root(0)), start, rounds=30)
+    (server, kept), _ = bound_on_the_way(method, task, shards, method.init_server(task, rng.root(0)), start, rounds=30)
 
     @jax.jit
     def bound(key):

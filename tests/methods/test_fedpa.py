@@ -12,7 +12,7 @@ from priory.fed.method import Message
 from priory.methods.fedpa import Down, delta_of
 from priory.models.model import Params
 from tests.methods.problems import constant_shards, quadratic_task, tiny_shards, tiny_task
-from tests.methods.verbs import aggregated, broadcast, init, parameters, updated
+from tests.methods.verbs import aggregated, broadcast, init_server, parameters, updated
 
 delta = jax.jit(delta_of)
 SGD = Optimiser(step_size=0.05, momentum=0.9)
@@ -109,7 +109,7 @@ def test_the_covariance_of_the_samples_shortens_the_step_along_them():
 
 def test_the_server_steps_along_the_mean_delta_with_momentum():
     task, method = quadratic_task(), FedPA(server_step_size=0.5, server_momentum=0.8)
-    server = init(method, task, rng.root(0))
+    server = init_server(method, task, rng.root(0))
     payload = Params({"body": jnp.array([1.0, 4.0]), "head": jnp.array([0.0, 0.0])})
     messages = Message(payload, jnp.array([2.0, 1.0]))
     once, _ = aggregated(method, task, server, messages, rng.root(0))
@@ -120,7 +120,7 @@ def test_the_server_steps_along_the_mean_delta_with_momentum():
 
 def test_sampling_begins_after_the_rounds_of_fedavg():
     task, method = quadratic_task(), FedPA(fedavg_rounds=1)
-    server = init(method, task, rng.root(0))
+    server = init_server(method, task, rng.root(0))
     assert not broadcast(method, server).sampling
     messages = Message(Params({"body": np.ones(1, np.float32), "head": np.ones(1, np.float32)}), np.ones(1, np.float32))
     absent = replace(messages, weight=np.zeros(1, np.float32))

@@ -12,7 +12,8 @@ from priory.bayes.population import Normal
 from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.struct import replace
-from priory.fed.method import MOST_EFFECTS, Task
+from priory.fed.capabilities import MOST_EFFECTS
+from priory.fed.method import Task
 from priory.fed.mixed import Mixed
 from priory.methods.fedpop import FedPop
 from priory.models import features
@@ -34,7 +35,7 @@ from tests.methods.mixed_problem import (
     wrap,
 )  # fmt: skip
 from tests.methods.problems import shards_from
-from tests.methods.verbs import broadcast, enrol, init, personalised, population, predicted, updated
+from tests.methods.verbs import broadcast, init_client, init_server, personalised, population, predicted, updated
 
 TASK = factor_task()
 SHARDS, PHI, MEAN, SD = problem()
@@ -51,7 +52,7 @@ def many_updates(method, down, client, num):
 
     def one(key):
         key_enrol, key_update = jax.random.split(key)
-        state = method.enrol(TASK, down, key_enrol)
+        state = method.init_client(TASK, down, key_enrol)
         return method.client_update(TASK, down, state, SHARDS.of(client), key_update)[1].payload
 
     return jax.vmap(one)(jax.random.split(jax.random.key(1), num))
@@ -107,7 +108,7 @@ def test_features_change_nothing_but_the_time(monkeypatch):
     """The same messages from a network that does not split."""
     method = FedPop(kernel="mala", steps=6, burn_in=2)
     down = down_at(method, TASK, PHI, MEAN, SD)
-    state = enrol(PLAIN, TASK, down, jax.random.key(3))
+    state = init_client(PLAIN, TASK, down, jax.random.key(3))
     data, split_up = SHARDS.of(jnp.int32(0)), []
     original = features.split
 
@@ -130,7 +131,7 @@ def test_features_change_nothing_but_the_time(monkeypatch):
 def many_posteriors(method, down, data, num):
     def one(key):
         key_enrol, key_chain = jax.random.split(key)
-        return method.personalise(TASK, down, method.enrol(TASK, down, key_enrol), data, key_chain).z
+        return method.personalise(TASK, down, method.init_client(TASK, down, key_enrol), data, key_chain).z
 
     return jax.vmap(one)(jax.random.split(jax.random.key(2), num))
 
@@ -175,7 +176,7 @@ def test_a_narrow_prior_leaves_the_gradient_of_federated_averaging():
     """σ → 0: every z is μ, and J is ∇_φ log p(D | φ, μ)."""
     method = PLAIN
     down = down_at(method, TASK, PHI, MEAN, np.full(RANK, 1e-4))
-    state = enrol(method, TASK, down, jax.random.key(0))
+    state = init_client(method, TASK, down, jax.random.key(0))
     _, message, _ = updated(method, TASK, down, state, SHARDS.of(jnp.int32(2)), jax.random.key(1))
     x, y = rows_of(SHARDS, 2)
     exact = x.T @ ((y - x @ PHI @ MEAN) / NOISE**2)[:, None] * MEAN[None, :]
@@ -225,7 +226,7 @@ def body_gradients(down, zs, data, keys):
 def test_the_step_size_is_one_over_the_largest_curvature():
     method = PLAIN
     down = down_at(method, TASK, PHI, MEAN, SD)
-    state = enrol(method, TASK, down, jax.random.key(0))
+    state = init_client(method, TASK, down, jax.random.key(0))
     _, _, info = updated(method, TASK, down, state, SHARDS.of(jnp.int32(0)), jax.random.key(1))
     _, covariance = posterior(*rows_of(SHARDS, 0), PHI, MEAN, SD)
     largest = 1 / np.linalg.eigvalsh(covariance).min()
@@ -236,7 +237,7 @@ def test_the_step_size_is_one_over_the_largest_curvature():
 def test_a_step_size_above_the_limit_is_told():
     method = FedPop(gamma=10.0)
     down = down_at(method, TASK, PHI, MEAN, SD)
-    state = enrol(PLAIN, TASK, down, jax.random.key(0))
+    state = init_client(PLAIN, TASK, down, jax.random.key(0))
     _, _, info = updated(method, TASK, down, state, SHARDS.of(jnp.int32(0)), jax.random.key(1))
     assert info["unstable"] == 1
     said = method.advice(TASK, {name: float(value) for name, value in info.items()})
@@ -257,7 +258,7 @@ def test_a_mixed_score_has_little_noise_where_clients_hardly_differ():
 def test_a_collapsed_sigma_is_told():
     method = PLAIN
     down = down_at(method, TASK, PHI, MEAN, np.full(RANK, 0.001))
-    state = enrol(method, TASK, down, jax.random.key(0))
+    state = init_client(method, TASK, down, jax.random.key(0))
     _, _, info = updated(method, TASK, down, state, SHARDS.of(jnp.int32(0)), jax.random.key(1))
     figures = {name: float(value) for name, value in info.items()} | {"sigma": 0.001, "projected": 7.0}
     said = method.advice(TASK, figures)["collapse"]
@@ -322,9 +323,9 @@ def score_of(method, task, beta, zs, data):
 
 def test_down_and_up_are_as_many_numbers_as_the_paper_says():
     method = PLAIN
-    server = init(method, TASK, jax.random.key(0))
+    server = init_server(method, TASK, jax.random.key(0))
     down = broadcast(method, server)
-    state = enrol(method, TASK, down, jax.random.key(0))
+    state = init_client(method, TASK, down, jax.random.key(0))
     _, message, _ = updated(method, TASK, down, state, SHARDS.of(jnp.int32(0)), jax.random.key(1))
     fixed, random = DIM * RANK, RANK
     assert trees.size(down) == fixed + 2 * random
@@ -335,7 +336,7 @@ def test_down_and_up_are_as_many_numbers_as_the_paper_says():
 def test_a_client_without_examples_says_nothing_and_has_the_prior():
     data = replace(SHARDS, count=jnp.asarray([0, *COUNTS[1:]])).of(jnp.int32(0))
     down = down_at(PLAIN, TASK, PHI, MEAN, SD)
-    state = enrol(PLAIN, TASK, down, jax.random.key(0))
+    state = init_client(PLAIN, TASK, down, jax.random.key(0))
     _, message, _ = updated(PLAIN, TASK, down, state, data, jax.random.key(1))
     assert message.weight == 0
     num = 1500

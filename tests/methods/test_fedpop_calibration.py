@@ -46,7 +46,7 @@ def draws(kernel: str) -> tuple[np.ndarray, np.ndarray]:
     def everyone(keys):
         def one(client, key):
             key_enrol, key_chain = jax.random.split(key)
-            state = method.enrol(TASK, down, key_enrol)
+            state = method.init_client(TASK, down, key_enrol)
             return method.personalise(TASK, down, state, shards.of(client), key_chain).z
 
         return jax.vmap(one)(jnp.arange(CLIENTS), keys)

@@ -13,7 +13,7 @@ from priory.fed.privacy import clipped
 from priory.methods.fedpop import FedPop
 from priory.models.likelihood import Gaussian
 from tests.methods.mixed_problem import factor_task, problem
-from tests.methods.verbs import broadcast, enrol, init, updated
+from tests.methods.verbs import broadcast, init_client, init_server, updated
 
 COUNTS = (400, 300)
 TASK = replace(factor_task(COUNTS), likelihood=Gaussian(0.1))
@@ -24,8 +24,8 @@ METHOD = FedPop(kernel="mala")
 def gradients():
     """The message of a client with many precise rows, from the first broadcast."""
     shards, *_ = problem(COUNTS)
-    down = broadcast(METHOD, init(METHOD, TASK, jax.random.key(0)))
-    start = enrol(METHOD, TASK, down, jax.random.key(1))
+    down = broadcast(METHOD, init_server(METHOD, TASK, jax.random.key(0)))
+    start = init_client(METHOD, TASK, down, jax.random.key(1))
     return updated(METHOD, TASK, down, start, shards.of(0), jax.random.key(2))[1].payload
 
 
@@ -52,7 +52,7 @@ def test_two_norms_leave_all_of_the_smaller_and_their_share_of_the_larger(gradie
 
 
 @pytest.mark.slow  # two runs of the page on privacy
-@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")
+@pytest.mark.filterwarnings("ignore::priory.fed.capabilities.AdviceWarning")
 @pytest.mark.parametrize(("clip", "is_found"), [("10,1000", True), (1.0, False)])
 def test_a_population_is_found_with_two_norms_and_not_with_one(clip, is_found):
     data = priory.data.load("synthetic:linear:clients=2000,examples=50,tau=0.3,noise=0.01,seed=0")

@@ -9,7 +9,7 @@ from scipy import optimize, stats
 import priory
 from priory import FedPop, Optimiser
 from priory.effects import Effects
-from priory.fed.method import AdviceWarning
+from priory.fed.capabilities import AdviceWarning
 
 COSINE = ("step-size=cosine", "prior-step-size=cosine")
 CHAINS = {"kernel": "mala", "steps": 20, "burn_in": 10, "chains": 4, "warm_up": 200, "samples": 1000}
@@ -93,7 +93,7 @@ def test_eight_schools_say_that_sigma_collapsed():
     np.testing.assert_allclose(run.effects().mean[:, 0], pooled, atol=0.3)
 
 
-@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")  # sixty rounds are few
+@pytest.mark.filterwarnings("ignore::priory.fed.capabilities.AdviceWarning")  # sixty rounds are few
 def test_outcomes_in_another_unit_give_the_same_answer_in_that_unit():
     """Chains and β are those of the other run times the unit, to rounding, if --prior-sd is given in it too."""
     data, ends = schools(), []

@@ -12,8 +12,8 @@ from priory import FedPop, Optimiser
 from priory.bayes import kernels
 from priory.core import trees
 from priory.core.struct import replace
+from priory.fed.capabilities import AdviceWarning
 from priory.fed.channel import Clip
-from priory.fed.method import AdviceWarning
 from tests.methods.mixed_problem import DIM, RANK
 from tests.methods.verbs import population
 
@@ -101,7 +101,7 @@ def test_every_form_learns(name, form, representation):
 ONE_ROUND = QUICK | {"rounds": 1, "compress": "qsgd:16"}
 
 
-@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")  # one round is too little
+@pytest.mark.filterwarnings("ignore::priory.fed.capabilities.AdviceWarning")  # one round is too little
 def test_only_the_gradient_of_the_body_is_compressed(untested):
     """32 bits for each number of I, and of J one norm and 1 + 5 bits a number."""
     run = priory.simulate(FedPop(gamma=0.003), untested, **ONE_ROUND)
@@ -109,7 +109,9 @@ def test_only_the_gradient_of_the_body_is_compressed(untested):
     assert run.communication["down_bytes"] == 4 * (2 * RANK + DIM * RANK)
 
 
-@pytest.mark.filterwarnings("ignore:Training diverged:priory.fed.method.AdviceWarning")  # as the other warning says
+@pytest.mark.filterwarnings(
+    "ignore:Training diverged:priory.fed.capabilities.AdviceWarning"
+)  # as the other warning says
 def test_a_step_size_beyond_the_limit_is_warned_of(untested):
     with pytest.warns(AdviceWarning, match="gamma=0.02 is above the stability limit of 100% of the clients"):
         priory.simulate(FedPop(gamma=0.02), untested, **ONE_ROUND)

@@ -16,7 +16,7 @@ from priory.fed.method import Message
 from priory.methods.fedpop import FedPop, Gradients, Server
 from tests.methods.mixed_problem import RANK, best_prior, down_at, factor_task, posteriors, problem, sufficient
 from tests.methods.test_fedpop import kernel_of
-from tests.methods.verbs import aggregated, init
+from tests.methods.verbs import aggregated, init_server
 
 COUNTS = (6, 3, 5, 4, 8) * 4
 TASK = factor_task(COUNTS)
@@ -24,7 +24,7 @@ SHARDS, PHI, MEAN, SD = problem(COUNTS, seed=3)
 
 
 def server_at(method: FedPop, phi, mean, sd) -> Server:
-    server = init(method, TASK, jax.random.key(0))
+    server = init_server(method, TASK, jax.random.key(0))
     down = down_at(method, TASK, phi, mean, sd)
     return replace(server, phi=down.phi, beta=down.beta)
 
@@ -35,7 +35,7 @@ def run(method: FedPop, server: Server, num: int, rates, key):
     ids = jnp.arange(len(COUNTS))
     key_enrol, key_rounds = jax.random.split(key)
     down = method.broadcast(server)
-    clients = jax.vmap(lambda key: method.enrol(TASK, down, key))(jax.random.split(key_enrol, len(COUNTS)))
+    clients = jax.vmap(lambda key: method.init_client(TASK, down, key))(jax.random.split(key_enrol, len(COUNTS)))
 
     def one_round(carry, place):
         server, clients = carry
@@ -55,7 +55,7 @@ def run(method: FedPop, server: Server, num: int, rates, key):
 
 
 def some_messages(num: int) -> Message:
-    like = jax.eval_shape(FedPop().init, TASK, jax.random.key(0))
+    like = jax.eval_shape(FedPop().init_server, TASK, jax.random.key(0))
     draw = np.random.default_rng(2)
     beta, phi = jax.tree.map(
         lambda leaf: draw.normal(size=(num, *leaf.shape)).astype(np.float32), (like.beta, like.phi)
@@ -157,9 +157,9 @@ def test_runs_from_before_the_units_have_the_server_that_they_had():
     del kept["prior_units"]
     method = manifest.from_table(FedPop, kept)
     assert method.prior_units == "outcome"
-    server = init(method, TASK, jax.random.key(0))
+    server = init_server(method, TASK, jax.random.key(0))
     assert jax.tree.leaves(server.recent) == []
-    assert jax.tree.leaves(init(FedPop(), TASK, jax.random.key(0)).recent) != []
+    assert jax.tree.leaves(init_server(FedPop(), TASK, jax.random.key(0)).recent) != []
 
 
 def test_a_collapsing_sigma_is_stopped_at_its_bound_and_counted():
@@ -181,7 +181,7 @@ def test_fixed_effects_stay_in_their_ball():
 
 def test_a_frozen_prior_stays():
     method = FedPop(freeze_prior=True, prior_sd=0.7)
-    server = init(method, TASK, jax.random.key(0))
+    server = init_server(method, TASK, jax.random.key(0))
     assert kernel_of(server.beta.mean).tolist() == [0.0, 0.0]
     after, _ = aggregated(method, TASK, server, some_messages(3), jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, after.beta, server.beta)

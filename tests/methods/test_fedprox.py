@@ -42,7 +42,7 @@ def test_fedhb_sends_the_same_weights_at_the_same_pull():
     task, data = plain_task(), tiny_shards().of(jnp.int32(0))
     optimiser, work = Optimiser(step_size=0.1, momentum=0.9), Work(epochs=2, batch_size=3)
     fedhb = FedHBNIW(keep=1.0, optimiser=optimiser, work=work)
-    down = verbs.init(fedhb, task, rng.root(0))
+    down = verbs.init_server(fedhb, task, rng.root(0))
     (mu,) = {float(leaf.ravel()[0]) for leaf in jax.tree.leaves(fedhb._strength(task, down, data))}
     fedprox = FedProx(mu=mu, optimiser=optimiser, work=work)
     _, theirs, _ = updated(fedhb, task, down, (), data, rng.root(1))

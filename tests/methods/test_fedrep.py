@@ -9,7 +9,7 @@ from priory.core import rng, trees
 from priory.core.struct import replace
 from priory.models.model import Head, Params
 from tests.methods.problems import constant_shards, quadratic_task, tiny_shards, tiny_task
-from tests.methods.verbs import distance, enrol, init, personalised, updated
+from tests.methods.verbs import distance, init_client, init_server, personalised, updated
 
 
 def test_head_and_body_are_fitted_in_turn():
@@ -25,8 +25,8 @@ def test_head_and_body_are_fitted_in_turn():
 def test_personalising_fits_the_head_only():
     task, data = tiny_task(), tiny_shards().of(jnp.int32(0))
     method = FedRep(work=Work(batch_size=3), head_epochs=2)
-    down = init(method, task, rng.root(0))
-    head = enrol(method, task, down, rng.root(1))
+    down = init_server(method, task, rng.root(0))
+    head = init_client(method, task, down, rng.root(1))
     posterior = personalised(method, task, down, head, data, rng.root(2))
     new_head, body = trees.partition(posterior.weights, task.is_head)
     jax.tree.map(np.testing.assert_array_equal, body, down.weights)
@@ -39,8 +39,8 @@ def test_an_empty_head_is_fedavg():
     data = tiny_shards().of(jnp.int32(0))
     work = Work(epochs=1, batch_size=3)
     rep, avg = FedRep(work=work, head_epochs=0), FedAvg(work=work)
-    down = init(rep, task, rng.root(0))
-    head = enrol(rep, task, down, rng.root(1))
+    down = init_server(rep, task, rng.root(0))
+    head = init_client(rep, task, down, rng.root(1))
     key_body = jax.random.split(rng.root(2))[1]
     _, sent, _ = updated(rep, task, down, head, data, rng.root(2))
     _, plain, _ = updated(avg, task, down, (), data, key_body)

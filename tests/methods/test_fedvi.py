@@ -20,7 +20,7 @@ from priory.methods import fedvi
 from priory.models import MLP, Head, Linen, Params, Reddi
 from priory.models.likelihood import Categorical
 from tests.methods.problems import a_round_of, tiny_shards, tiny_task
-from tests.methods.verbs import aggregated, broadcast, drawn, init, personalised, population, predicted, updated
+from tests.methods.verbs import aggregated, broadcast, drawn, init_server, personalised, population, predicted, updated
 from tests.monte_carlo import assert_mean
 
 CLASSES, HIDDEN = 3, 10  # of the ten features, eight are global and two local
@@ -39,7 +39,7 @@ DATA = SHARDS.of(jnp.int32(0))
 
 @partial(jax.jit, static_argnums=0)
 def _down(task, method):
-    return broadcast(method, init(method, task, rng.root(3)))
+    return broadcast(method, init_server(method, task, rng.root(3)))
 
 
 def down_of(method=METHOD, task=TASK):
@@ -174,7 +174,7 @@ def test_the_networks_have_the_published_sizes(problem, constructor):
     model = Linen(module)
     task = Task(model, Categorical(num_classes), shape, 3, 10, Head(model.last_layer(shape)))
     assert FedVI()._features(Embedding(task)) == (102, 26)
-    theta = jax.eval_shape(lambda key: init(FedVI(), task, key), rng.root(0)).weights
+    theta = jax.eval_shape(lambda key: init_server(FedVI(), task, key), rng.root(0)).weights
     assert trees.size(theta["constructor"]) == constructor
     assert theta["classifier"]["kernel"].shape == (102, num_classes)
     assert theta["classifier"]["bias"].shape == (num_classes,)
@@ -253,7 +253,7 @@ def messages_at(*values, like):
 
 def test_with_step_size_one_and_no_momentum_the_server_takes_the_weighted_mean():
     method = replace(METHOD, server_step_size=1.0, server_momentum=0.0)
-    server = init(method, TASK, rng.root(0))
+    server = init_server(method, TASK, rng.root(0))
     moved, _ = aggregated(method, TASK, server, messages_at(1.0, 4.0, like=broadcast(method, server)), rng.root(1))
     assert_same(moved.weights, jax.tree.map(lambda leaf: np.full(leaf.shape, 3.0), server.weights), tolerance=1e-6)
 
@@ -261,7 +261,7 @@ def test_with_step_size_one_and_no_momentum_the_server_takes_the_weighted_mean()
 def test_the_servers_momentum_is_that_of_reddi():
     """v ← 0.9 v + (θ − mean), θ ← θ − η v, over two rounds."""
     method = replace(METHOD, server_step_size=0.3, server_momentum=0.9)
-    server = init(method, TASK, rng.root(0))
+    server = init_server(method, TASK, rng.root(0))
     first = np.asarray(server.weights["classifier"]["kernel"])
     theta, velocity = first, 0.0
     for values in ((1.0, 4.0), (-2.0, 1.0)):

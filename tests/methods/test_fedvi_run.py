@@ -10,7 +10,7 @@ import pytest
 import priory
 from priory import FedVI, Optimiser, Work
 from priory.core.errors import UsageError
-from priory.fed.method import AdviceWarning, Unlabelled
+from priory.fed.capabilities import AdviceWarning, Unlabelled
 
 QUICK = {"width": 32, "server_step_size": 1.0, "optimiser": Optimiser(step_size=0.1)}
 

@@ -13,7 +13,7 @@ from priory.fed.clusters import Assigned
 from priory.fed.method import Message
 from priory.models.model import Params
 from tests.methods.problems import a_round_of, constant_shards, quadratic_task, tiny_shards, tiny_task
-from tests.methods.verbs import aggregated, init, personalised, population, predicted, updated
+from tests.methods.verbs import aggregated, init_server, personalised, population, predicted, updated
 
 TASK = quadratic_task(num_clients=4)
 METHOD = FeSEM(optimiser=Optimiser(step_size=0.1), work=Work(epochs=1, batch_size=4))
@@ -92,7 +92,7 @@ def test_statistics_are_no_part_of_a_distance():
     """Weights that have not moved are nearest to where they started, whatever the statistics did."""
     task, data = tiny_task(), tiny_shards().of(jnp.int32(0))
     method = FeSEM(first_networks="independent", optimiser=Optimiser(step_size=0.0), work=Work(batch_size=3))
-    down = init(method, task, rng.root(0))
+    down = init_server(method, task, rng.root(0))
     client, message, info = updated(method, task, down, jnp.int32(1), data, rng.root(1))
     assert int(client) == 1
     assert float(info["distance"]) == 0

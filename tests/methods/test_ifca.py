@@ -15,7 +15,7 @@ from priory.fed.clusters import Assigned
 from priory.fed.method import Message
 from priory.models.model import Params
 from tests.methods.problems import a_round_of, constant_shards, quadratic_task, tiny_shards, tiny_task
-from tests.methods.verbs import aggregated, init, personalised, population, predicted, updated
+from tests.methods.verbs import aggregated, init_server, personalised, population, predicted, updated
 
 TASK = quadratic_task(num_clients=4)
 METHOD = IFCA(optimiser=Optimiser(step_size=0.1), work=Work(epochs=1, batch_size=4))
@@ -85,7 +85,7 @@ def test_equal_networks_are_chosen_by_lot():
 
 @pytest.mark.parametrize(("first_networks", "distinct"), [("equal", 1), ("independent", 3)])
 def test_first_networks_are_one_or_several(first_networks, distinct):
-    server = init(IFCA(clusters=3, first_networks=first_networks), tiny_task(), rng.root(0))
+    server = init_server(IFCA(clusters=3, first_networks=first_networks), tiny_task(), rng.root(0))
     kernel = np.asarray(server.weights["Dense_0"]["kernel"])
     assert len(np.unique(kernel.reshape(3, -1), axis=0)) == distinct
 
@@ -153,4 +153,4 @@ def test_a_bad_setting_ends_in_a_sentence(options, sentence):
 
 def test_more_clusters_than_clients_end_in_a_sentence():
     with pytest.raises(UsageError, match="clusters=5 exceeds the 4 clients of this federation; choose 1 to 4"):
-        init(replace(METHOD, clusters=5), TASK, rng.root(0))
+        init_server(replace(METHOD, clusters=5), TASK, rng.root(0))

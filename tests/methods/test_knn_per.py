@@ -180,7 +180,7 @@ def test_a_round_is_that_of_fedavg():
 
 def test_a_regression_is_refused_in_one_sentence():
     with pytest.raises(UsageError, match=r"^knn-per .*regression; choose .*\.$"):
-        KNNPer().init(quadratic_task(), rng.root(0))
+        KNNPer().init_server(quadratic_task(), rng.root(0))
 
 
 @pytest.mark.parametrize(

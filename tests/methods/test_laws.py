@@ -123,9 +123,9 @@ class First:
 
 @jax.jit
 def _first(method: Any) -> First:
-    server = method.init(TASK, rng.key(ROOT, Stream.INIT))
+    server = method.init_server(TASK, rng.key(ROOT, Stream.INIT))
     down = method.broadcast(server)
-    return First(server, down, method.enrol(TASK, down, rng.key(ROOT, Stream.ENROL, 1)))
+    return First(server, down, method.init_client(TASK, down, rng.key(ROOT, Stream.ENROL, 1)))
 
 
 @cache

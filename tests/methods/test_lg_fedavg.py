@@ -12,7 +12,7 @@ from priory.fed.method import Message
 from priory.methods.lg_fedavg import Shared
 from priory.models.model import Head, Params
 from tests.methods.problems import constant_shards, quadratic_task, tiny_shards, tiny_task
-from tests.methods.verbs import aggregated, distance, enrol, init, parameters, personalised, updated
+from tests.methods.verbs import aggregated, distance, init_client, init_server, parameters, personalised, updated
 
 WORK, OPTIMISER = Work(epochs=2, batch_size=3), Optimiser(step_size=0.05, momentum=0.9)
 METHOD = LGFedAvg(OPTIMISER, WORK)
@@ -44,8 +44,8 @@ def test_local_and_shared_parts_settle_so_that_every_client_reaches_its_own_opti
     """Gaps shrink by 1 − 2η + η = 1 − η a round: heads of ±1 cancel out in the mean, bodies do not."""
     task, shards, size, rounds = quadratic_task(), constant_shards(-1.0, 1.0), 0.1, 10
     method = LGFedAvg(Optimiser(step_size=size), Work(batch_size=4))
-    server = init(method, task, rng.root(0))
-    bodies = [enrol(method, task, server, rng.root(c)) for c in range(2)]
+    server = init_server(method, task, rng.root(0))
+    bodies = [init_client(method, task, server, rng.root(c)) for c in range(2)]
     for t in range(rounds):
         visits = [updated(method, task, server, bodies[c], shards.of(jnp.int32(c)), rng.root(t)) for c in range(2)]
         bodies = [visit[0] for visit in visits]
@@ -59,7 +59,7 @@ def test_local_and_shared_parts_settle_so_that_every_client_reaches_its_own_opti
 
 def test_nothing_shared_is_local_training():
     task, data = replace(tiny_task(), is_head=Head("nothing")), tiny_shards().of(jnp.int32(0))
-    down = init(METHOD, task, rng.root(0))
+    down = init_server(METHOD, task, rng.root(0))
     mine = parameters(task, rng.root(1))
     body, message, _ = updated(METHOD, task, down, mine, data, rng.root(2))
     alone, _, _ = updated(Local(OPTIMISER, WORK), task, (), mine, data, rng.root(2))
@@ -70,8 +70,8 @@ def test_nothing_shared_is_local_training():
 
 def test_everything_shared_is_fedavg():
     task, data = replace(tiny_task(), is_head=Head("")), tiny_shards().of(jnp.int32(0))
-    down = init(METHOD, task, rng.root(0))
-    body = enrol(METHOD, task, down, rng.root(1))
+    down = init_server(METHOD, task, rng.root(0))
+    body = init_client(METHOD, task, down, rng.root(1))
     assert jax.tree.leaves(body) == []
     _, message, _ = updated(METHOD, task, down, body, data, rng.root(2))
     plain = updated(FedAvg(OPTIMISER, WORK), task, Params(down.weights, down.stats), (), data, rng.root(2))[1]
@@ -81,11 +81,11 @@ def test_everything_shared_is_fedavg():
 
 def test_all_clients_begin_with_one_network():
     task = tiny_task()
-    down = init(METHOD, task, rng.root(0))
-    first, second = (enrol(METHOD, task, down, rng.root(c)) for c in (1, 2))
+    down = init_server(METHOD, task, rng.root(0))
+    first, second = (init_client(METHOD, task, down, rng.root(c)) for c in (1, 2))
     jax.tree.map(np.testing.assert_array_equal, first, second)
-    other = init(METHOD, task, rng.root(1))
-    assert distance(enrol(METHOD, task, other, rng.root(1)).weights, first.weights) > 0.1
+    other = init_server(METHOD, task, rng.root(1))
+    assert distance(init_client(METHOD, task, other, rng.root(1)).weights, first.weights) > 0.1
     assert jax.tree.structure(joined(down, first)) == jax.tree.structure(parameters(task, rng.root(0)))
 
 
@@ -100,8 +100,8 @@ def test_the_seed_outlives_a_round():
 @pytest.mark.parametrize(("head", "travels"), [("Dense_1", False), ("BatchNorm_0|Dense_1", True)])
 def test_statistics_stay_with_the_part_that_they_are_in(head, travels):
     task, data = replace(tiny_task(), is_head=Head(head)), tiny_shards().of(jnp.int32(0))
-    down = init(METHOD, task, rng.root(0))
-    body, message, _ = updated(METHOD, task, down, enrol(METHOD, task, down, rng.root(1)), data, rng.root(2))
+    down = init_server(METHOD, task, rng.root(0))
+    body, message, _ = updated(METHOD, task, down, init_client(METHOD, task, down, rng.root(1)), data, rng.root(2))
     assert bool(jax.tree.leaves(message.payload.stats)) is travels
     assert bool(jax.tree.leaves(body.stats)) is not travels
     kept = message.payload.stats if travels else body.stats

@@ -34,7 +34,7 @@ from tests.methods.gaussian_problem import (
     visited,
 )
 from tests.methods.problems import tiny_task
-from tests.methods.verbs import drawn, enrol, init, outputs, personalised, predicted
+from tests.methods.verbs import drawn, init_client, init_server, outputs, personalised, predicted
 
 # --- where a client ends ---------------------------------------------------------------------------------------------
 
@@ -130,10 +130,10 @@ def test_the_noise_of_a_step_has_no_bias_and_falls_with_the_samples():
 
 def test_a_new_client_starts_at_the_prior():
     method = pinned(optimiser=ADAM)
-    client = enrol(method, REGRESSION, DOWN, rng.root(0))
+    client = init_client(method, REGRESSION, DOWN, rng.root(0))
     np.testing.assert_array_equal(flat(client.q), flat(DOWN))
     np.testing.assert_array_equal(flat(client.optimiser), 0)
-    assert enrol(replace(method, stateful=False), REGRESSION, DOWN, rng.root(0)) == ()
+    assert init_client(replace(method, stateful=False), REGRESSION, DOWN, rng.root(0)) == ()
 
 
 def test_a_client_without_state_is_always_a_new_one():
@@ -202,7 +202,7 @@ TINY, TINY_X = tiny_task(), np.random.default_rng(3).normal(size=(7, 5)).astype(
 
 @pytest.fixture(scope="module")
 def posterior():
-    return init(pinned(rho=-1.0), TINY, jax.random.key(0))
+    return init_server(pinned(rho=-1.0), TINY, jax.random.key(0))
 
 
 def test_no_samples_predict_with_the_mean_of_the_weights(posterior):

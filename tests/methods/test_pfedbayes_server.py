@@ -34,7 +34,7 @@ from tests.methods.gaussian_problem import (
     next_server as after,
 )
 from tests.methods.problems import tiny_task
-from tests.methods.verbs import broadcast, init, parameters, updated
+from tests.methods.verbs import broadcast, init_server, parameters, updated
 
 # --- the server ------------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ def test_all_clients_with_examples_weigh_the_same():
 
 def test_the_first_server_is_a_fresh_network_of_the_given_width():
     task, key = tiny_task(), jax.random.key(4)
-    server = init(pinned(rho=-1.0), task, key)
+    server = init_server(pinned(rho=-1.0), task, key)
     drawn = parameters(task, jax.random.clone(key))
     np.testing.assert_array_equal(flat(server.weights.mean), flat(drawn.weights))
     np.testing.assert_array_equal(flat(server.weights.rho), -1)
@@ -181,7 +181,7 @@ def run(federation):
 @pytest.mark.slow  # a whole run; tests/engine/test_rounds.py has who is active
 def test_all_clients_run_and_two_of_them_make_the_prior(run):
     root = rng.root(0)
-    server = init(RUN, run.task, rng.key(root, rng.Stream.INIT))
+    server = init_server(RUN, run.task, rng.key(root, rng.Stream.INIT))
     payloads = []
     for client in range(5):
         joined, kept = run.session.record_of(client)
@@ -218,6 +218,6 @@ def test_a_bad_value_ends_a_run_before_anything_is_traced(federation, monkeypatc
     def never(*args):
         raise AssertionError("the method was traced")
 
-    monkeypatch.setattr(PFedBayes, "init", never)
+    monkeypatch.setattr(PFedBayes, "init_server", never)
     with pytest.raises(UsageError, match=r"zeta=-1.0 is out of range"):
         priory.simulate(PFedBayes(zeta=-1.0), federation, model="linear", rounds=1)

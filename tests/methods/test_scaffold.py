@@ -15,7 +15,7 @@ from priory.fed.method import Message
 from priory.methods.scaffold import Control
 from priory.models.model import Params
 from tests.methods.problems import constant_shards, quadratic_task, tiny_shards, tiny_task
-from tests.methods.verbs import aggregated, enrol, init, personalised, updated
+from tests.methods.verbs import aggregated, init_client, init_server, personalised, updated
 
 CENTRE, START = 3.0, 1.0
 
@@ -94,8 +94,8 @@ def test_variates_of_zero_are_fedavg():
     task, data = tiny_task(), tiny_shards().of(jnp.int32(0))
     work, optimiser = Work(epochs=2, batch_size=3), Optimiser(step_size=0.05)
     method = Scaffold(optimiser=optimiser, work=work)
-    server = init(method, task, rng.root(0))
-    client = enrol(method, task, server, rng.root(1))
+    server = init_server(method, task, rng.root(0))
+    client = init_client(method, task, server, rng.root(1))
     _, message, _ = updated(method, task, server, client, data, rng.root(2))
     down = Params(server.weights, server.stats)
     _, plain, _ = updated(FedAvg(optimiser, work), task, down, (), data, rng.root(2))

@@ -17,14 +17,14 @@ from priory.deploy.wire import pack, unpack
 from priory.fed.alternate import Belief, fresh
 from priory.fed.channel import transmit
 from priory.fed.local import Optimiser, Work
-from priory.fed.method import Divergence, Draws, Message, Population, Reference, Task, Thins
+from priory.fed.method import Message, Task
 from priory.methods.pfedbayes import PFedBayes
 from priory.methods.sfedbayes import SFedBayes, Update
 from priory.models.likelihood import Categorical
 from priory.models.model import Head, Params, parse
 from tests.methods import verbs
 from tests.methods.problems import Location, constant_shards, quadratic_task, shards_from, tiny_shards
-from tests.methods.verbs import aggregated, broadcast, distance, enrol, init, personalised, predicted
+from tests.methods.verbs import aggregated, broadcast, distance, init_client, init_server, personalised, predicted
 
 WORK = Work(steps=5, batch_size=4)
 OPTIMISER = Optimiser("adam", 0.01)
@@ -39,7 +39,7 @@ def assert_close(a, b, rtol=1e-6, atol=1e-6):
 
 def spread_server(method: SFedBayes) -> Belief:
     """A server whose weights have inclusions all over (0, 1)."""
-    server = init(method, MLP, rng.root(0))
+    server = init_server(method, MLP, rng.root(0))
     draw = np.random.default_rng(0)
     logit = jax.tree.map(lambda leaf: 2 * draw.normal(size=leaf.shape).astype(np.float32), server.weights.logit)
     return replace(server, weights=replace(server.weights, logit=logit))
@@ -51,11 +51,6 @@ def updated(method: Any, down: Any, client: Any, data: Any, key: Any) -> Any:
 
 def sent_by(method: SFedBayes, server: Belief) -> Update:
     return jax.tree.map(jnp.asarray, updated(method, server, (), DATA, rng.root(2))[1].payload)
-
-
-def test_it_offers_every_optional_part_of_the_protocol():
-    for part in (Population, Divergence, Draws, Reference, Thins):
-        assert isinstance(METHOD, part)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +66,8 @@ def test_with_lambda_one_it_is_pfedbayes(draw, samples, stateful):
     common = {"stateful": stateful, "draw": draw, "samples_per_step": samples, "optimiser": OPTIMISER, "work": WORK}
     results = []
     for method in (PFedBayes(**common), SFedBayes(inclusion=1 - 1e-6, **common)):
-        down = broadcast(method, init(method, MLP, rng.root(0)))
-        client, _, _ = updated(method, down, enrol(method, MLP, down, rng.root(1)), DATA, rng.root(2))
+        down = broadcast(method, init_server(method, MLP, rng.root(0)))
+        client, _, _ = updated(method, down, init_client(method, MLP, down, rng.root(1)), DATA, rng.root(2))
         results.append((down, *updated(method, down, client, DATA, rng.root(3))))
     (down, kept_p, message_p, info_p), (_, kept_s, message_s, info_s) = results
     sent_p, sent_s = message_p.payload.weights, message_s.payload
@@ -88,7 +83,7 @@ def test_with_lambda_one_it_is_pfedbayes(draw, samples, stateful):
 def test_with_lambda_one_predictions_are_those_of_pfedbayes():
     dense, sparse = PFedBayes(samples=4), SFedBayes(inclusion=1 - 1e-6, samples=4)
     x = DATA.padded().x
-    outputs = [predicted(m, MLP, init(m, MLP, rng.root(0)), x, rng.root(4)).outputs for m in (dense, sparse)]
+    outputs = [predicted(m, MLP, init_server(m, MLP, rng.root(0)), x, rng.root(4)).outputs for m in (dense, sparse)]
     assert_close(*outputs)
 
 
@@ -188,7 +183,7 @@ def test_bytes_on_the_wire_are_those_that_the_simulator_counts(tol):
 
 
 def test_three_numbers_a_weight_travel_each_way():
-    server = init(METHOD, MLP, rng.root(0))
+    server = init_server(METHOD, MLP, rng.root(0))
     size = trees.size(server.weights.mean)
     assert trees.num_bytes(broadcast(METHOD, server)) == 4 * 3 * size
     message = Message(sent_by(METHOD, server), jnp.float32(1))
@@ -200,7 +195,7 @@ def test_a_client_without_examples_keeps_the_prior_and_sends_nothing(stateful):
     method = replace(METHOD, stateful=stateful)
     nobody = replace(DATA, lengths=np.zeros_like(DATA.lengths))
     server = spread_server(method)
-    client = enrol(method, MLP, server, rng.root(1))
+    client = init_client(method, MLP, server, rng.root(1))
     client, message, info = updated(method, server, client, nobody, rng.root(2))
     assert message.weight == 0
     assert info["divergence"] == 0
@@ -211,7 +206,7 @@ def test_a_client_without_examples_keeps_the_prior_and_sends_nothing(stateful):
 def test_density_is_the_mean_inclusion_of_the_posterior():
     method = replace(METHOD, stateful=True)
     server = spread_server(method)
-    client, _, info = updated(method, server, enrol(method, MLP, server, rng.root(1)), DATA, rng.root(2))
+    client, _, info = updated(method, server, init_client(method, MLP, server, rng.root(1)), DATA, rng.root(2))
     logits = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(client.q.weights.logit)])
     np.testing.assert_allclose(info["density"], np.mean(1 / (1 + np.exp(-logits))), rtol=1e-5)
 
@@ -270,7 +265,7 @@ def test_a_plug_in_predicts_with_the_mean_or_the_median_model():
 
 def test_samples_predict_with_equal_weights():
     predictive = predicted(
-        replace(METHOD, samples=7), MLP, init(METHOD, MLP, rng.root(1)), jnp.ones((2, 5)), rng.root(0)
+        replace(METHOD, samples=7), MLP, init_server(METHOD, MLP, rng.root(1)), jnp.ones((2, 5)), rng.root(0)
     )
     assert predictive.outputs.shape == (7, 2, 3)
     assert len(np.unique(np.asarray(predictive.outputs)[:, 0, 0])) == 7

@@ -33,9 +33,9 @@ def _verb(name: str) -> Any:
     return lambda method, *arguments: on_host(compiled(method, *arguments))
 
 
-init = _verb("init")
+init_server = _verb("init_server")
 broadcast = _verb("broadcast")
-enrol = _verb("enrol")
+init_client = _verb("init_client")
 updated = _verb("client_update")
 aggregated = _verb("aggregate")
 personalised = _verb("personalise")

@@ -225,7 +225,7 @@ def test_of_many_marks_some_are_drawn_with_both_ends_and_that_is_said(monkeypatc
 
 
 @pytest.mark.xdist_group("command line")  # `test_bad_runs` trains the same
-@pytest.mark.filterwarnings("ignore::priory.fed.method.AdviceWarning")
+@pytest.mark.filterwarnings("ignore::priory.fed.capabilities.AdviceWarning")
 def test_chains_are_judged_though_nobody_has_test_rows(tmp_path):
     federation = priory.data.load("eight_schools").partition("natural", test=0.0)
     method = priory.FedPop()
