@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import Mesh
 
 from priory.bayes import pac_bayes
 from priory.core import rng
@@ -23,11 +22,11 @@ from priory.core.rng import Key, Stream
 from priory.core.struct import struct
 from priory.data import Federation
 from priory.data.form import Form
-from priory.evaluate import Place, Standing, batch_size, evaluated_posterior, for_each
+from priory.evaluate import ClientSlot, EvaluationContext, Layout, batch_size, evaluated_posterior
 from priory.fed.capabilities import Certifies
 from priory.fed.checks import countable
 from priory.fed.method import Method, Task
-from priory.fed.shard import Shard
+from priory.fed.shard import Shard, Shards
 from priory.models.likelihood import Categorical
 
 DELTA, DRAWS = 0.05, 1000
@@ -297,34 +296,26 @@ def draw_key(root: Key, t: Array | int, place: Array | int) -> Key:
     return rng.key(root, Stream.CERTIFICATE, t, place)
 
 
-@partial(jax.jit, static_argnames=("num", "mesh", "visits", "batch"))
+@partial(jax.jit, static_argnames=("num", "visits", "layout"))
 def counts_of_clients(
-    standing: Standing,
-    ids: Array,
-    joined: Array,
-    clients: Any,
-    *,
-    num: int,
-    mesh: Mesh,
-    visits: int,
-    batch: int = 1,
+    context: EvaluationContext, train: Shards, slots: ClientSlot, *, num: int, visits: int, layout: Layout
 ) -> Counts:
     """The counts of each newcomer under the posterior that an evaluation would use, stacked."""
 
-    def one(standing: Standing, place: Place) -> Counts:
-        posterior, *_ = evaluated_posterior(standing, place, visits=visits, batched=batch > 1)
-        data, key = standing.train.of(place[0]), draw_key(standing.root, standing.t, place[0])
-        return count(standing.method, standing.task, standing.down, posterior, data, key, num)
+    def one(shared: tuple[EvaluationContext, Shards], slot: ClientSlot) -> Counts:
+        context, train = shared
+        data = train.of(slot.id)
+        posterior, *_ = evaluated_posterior(context, slot, data, visits=visits, batched=layout.is_batched)
+        key = draw_key(context.root, context.t, slot.id)
+        return count(context.method, context.task, context.down, posterior, data, key, num)
 
-    return for_each(one, standing, (ids, joined, clients), mesh, batch)
+    return layout.map(one, (context, train), slots)
 
 
 @partial(jax.jit, static_argnames="num")
-def counts_of(
-    method: Method, task: Task, down: Any, posterior: Any, data: Shard, root: Key, t: Array, place: Array, *, num: int
-) -> Counts:
-    """The counts of one client."""
-    return count(method, task, down, posterior, data, draw_key(root, t, place), num)
+def counts_of(method: Method, task: Task, down: Any, posterior: Any, data: Shard, key: Key, *, num: int) -> Counts:
+    """The counts of one client; its key is that of `draw_key`."""
+    return count(method, task, down, posterior, data, key, num)
 
 
 def conclude(

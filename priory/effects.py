@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 
 from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.struct import struct
-from priory.evaluate import Place, Standing, evaluated_posterior, for_each
+from priory.evaluate import ClientSlot, EvaluationContext, Layout, evaluated_posterior
 from priory.fed import capabilities
 from priory.fed.method import Method, Task
+from priory.fed.shard import Shards
 
 MOST_RHAT = 1.01  # Vehtari et al. (2021), section 4
 LEAST_ESS = 400.0
@@ -147,17 +147,9 @@ class Summaries:
     draws: Any
 
 
-@partial(jax.jit, static_argnames=("mesh", "keep", "batch"))
+@partial(jax.jit, static_argnames=("keep", "layout"))
 def effects_of_clients(
-    standing: Standing,
-    level: Array,
-    ids: Array,
-    joined: Array,
-    clients: Any,
-    *,
-    mesh: Mesh,
-    keep: bool,
-    batch: int = 1,
+    context: EvaluationContext, train: Shards, level: Array, slots: ClientSlot, *, keep: bool, layout: Layout
 ) -> Summaries:
     """The summaries of each client's random effects under the posterior that an evaluation would use, stacked.
 
@@ -165,13 +157,13 @@ def effects_of_clients(
         keep: Whether the draws are kept as well.
     """
 
-    def one(shared: tuple[Standing, Array], place: Place) -> Summaries:
-        standing, level = shared
-        posterior, *_ = evaluated_posterior(standing, place, visits=0, batched=batch > 1)
-        assert isinstance(standing.method, capabilities.MixedEffects)
-        return _summarise(standing.method.effects(standing.task, posterior), level, keep)
+    def one(shared: tuple[EvaluationContext, Shards, Array], slot: ClientSlot) -> Summaries:
+        context, train, level = shared
+        posterior, *_ = evaluated_posterior(context, slot, train.of(slot.id), batched=layout.is_batched)
+        assert isinstance(context.method, capabilities.MixedEffects)
+        return _summarise(context.method.effects(context.task, posterior), level, keep)
 
-    return for_each(one, (standing, level), (ids, joined, clients), mesh, batch)
+    return layout.map(one, (context, train, level), slots)
 
 
 @jax.jit

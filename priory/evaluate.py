@@ -5,6 +5,7 @@ method that bounds log p(D) goes the same way, and so does what is said of each 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from priory.core.struct import replace, struct
 from priory.fed.capabilities import Draws, Evidence, SharedModel, Unlabelled
 from priory.fed.method import Method, Predictive, Task
 from priory.fed.shard import Batch, Shard, Shards
+from priory.fed.visit import RoundContext
 from priory.metrics import RegressionTally, Tally
 from priory.models.likelihood import Categorical
 from priory.models.model import Params
@@ -29,19 +31,17 @@ TEST_BATCH = 256
 LEVELS = (0.5, 0.8, 0.9, 0.95)  # of the central intervals of a regression
 BESIDE = 1 << 16  # sets keys apart from those of the evaluation, which splits its key in three
 Result = TypeVar("Result")
-Place = tuple[Array, Array, Any]  # of a client: its id, whether it has joined, its state
 
 
 @struct
-class Standing:
-    """Where a run stands: all that an evaluation needs beside the clients themselves.
+class EvaluationContext:
+    """Everything that an evaluation needs besides the clients and their examples.
 
     Attributes:
         method: As it personalises and predicts.
-        settled: As the schedules left it: what a visit runs.
+        settled: As the schedules left it: a newcomer's updates run this one.
         task: The problem.
         down: What is broadcast now.
-        train: Everybody's training examples.
         root: Key of the run.
         t: Rounds done.
     """
@@ -50,9 +50,46 @@ class Standing:
     settled: Method
     task: Task
     down: Any
-    train: Shards
     root: Key
     t: Array
+
+
+@struct
+class ClientSlot:
+    """A client that is evaluated, or several, stacked.
+
+    Attributes:
+        id: Its number among all clients.
+        joined: Whether it has a state; one that has not is enrolled.
+        state: What it keeps, in the form of the task's network.
+    """
+
+    id: Array
+    joined: Array
+    state: Any
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How clients are shared out: over the devices of a mesh, each of which takes `batch` clients at once."""
+
+    mesh: Mesh
+    batch: int = 1
+
+    def map(self, one: Callable[[Any, ClientSlot], Result], shared: Any, slots: ClientSlot) -> Result:
+        """Return `one(shared, slot)` of every slot, stacked."""
+
+        def device(shared: Any, slots: ClientSlot) -> Result:
+            return lax.map(partial(one, shared), slots, batch_size=self.batch if self.is_batched else None)
+
+        axis = self.mesh.axis_names[0]
+        mapped = jax.shard_map(device, mesh=self.mesh, in_specs=(P(), P(axis)), out_specs=P(axis), check_vma=False)
+        return mapped(shared, slots)
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether clients run under a `vmap`."""
+        return self.batch > 1
 
 
 @struct
@@ -70,42 +107,47 @@ class ClientTallies:
     unlabelled: Tally | RegressionTally | None = None
 
 
-@partial(jax.jit, static_argnames=("mesh", "visits", "arriving", "batch"))
+@partial(jax.jit, static_argnames=("layout", "onboard_visits"))
 def tally_clients(
-    standing: Standing,
+    context: EvaluationContext,
+    train: Shards,
     held: Shards,
-    ids: Array,
-    joined: Array,
-    clients: Any,
+    slots: ClientSlot,
     *,
-    mesh: Mesh,
-    visits: int = 0,
-    arriving: bool = False,
-    batch: int = 1,
+    layout: Layout,
+    onboard_visits: int | None = None,
 ) -> ClientTallies:
-    """The tallies of the clients on their held-out examples, their states stacked and shared out over the devices.
+    """The tallies of the clients on their held-out examples, their slots stacked and shared out over the devices.
 
-    `visits` is how often a client that never took part runs `client_update`, its message discarded, before it is
-    personalised; 0 for those that took part. `arriving` clients are newcomers: the global model sees none of their
-    data, and what their inputs alone give is scored as well.
+    Args:
+        onboard_visits: None for clients that took part. For newcomers, how often each runs `client_update`, its message
+            discarded, before it is personalised. The global model sees none of a newcomer's data, and what its inputs
+            alone give is scored as well.
     """
 
-    def one(shared: tuple[Standing, Shards], place: Place) -> ClientTallies:
-        standing, held = shared
-        method, task, test = standing.method, standing.task, held.of(place[0])
+    def one(shared: tuple[EvaluationContext, Shards, Shards], slot: ClientSlot) -> ClientTallies:
+        context, train, held = shared
+        test = held.of(slot.id)
 
         @partial(jax.jit, inline=True)  # traced once, for its shapes and for its work
         def tallies() -> ClientTallies:
-            parts = evaluated_parts(standing, place, visits=visits, arriving=arriving, batched=batch > 1)
-            return ClientTallies(
-                **{part: tally(method, task, posterior, test, key) for part, (posterior, key) in parts.items()}
-            )
+            data = train.of(slot.id)
+            parts = evaluated_parts(context, slot, data, onboard_visits=onboard_visits, batched=layout.is_batched)
+            return tally_parts(context, parts, test)
 
-        # Nobody is personalised for nothing: of a million small clients many have no test examples.
+        # No posterior is computed for nothing: of a million small clients many have no test examples.
         nothing = trees.zeros(jax.eval_shape(tallies))
-        return trees.either(test.count > 0, tallies, lambda: nothing, batched=batch > 1)
+        return trees.either(test.count > 0, tallies, lambda: nothing, batched=layout.is_batched)
 
-    return for_each(one, (standing, held), (ids, joined, clients), mesh, batch)
+    return layout.map(one, (context, train, held), slots)
+
+
+def tally_parts(context: EvaluationContext, parts: dict[str, tuple[Any, Key]], test: Shard) -> ClientTallies:
+    """The tallies of one client on its held-out examples, from the result of `evaluated_parts`."""
+    method, task = context.method, context.task
+    return ClientTallies(
+        **{part: tally(method, task, posterior, test, key) for part, (posterior, key) in parts.items()}
+    )
 
 
 @struct
@@ -165,36 +207,33 @@ class ClientRows:
     foreign: Array | None
 
 
-@partial(jax.jit, static_argnames=("batches", "mesh", "visits", "arriving", "batch"))
+@partial(jax.jit, static_argnames=("batches", "layout", "onboard_visits"))
 def rows_of_clients(
-    standing: Standing,
-    held: tuple[Shards, Shards],
+    context: EvaluationContext,
+    data: tuple[Shards, Shards, Shards],
     foreign: Shard | None,
-    ids: Array,
-    joined: Array,
-    clients: Any,
+    slots: ClientSlot,
     *,
     batches: int,
-    mesh: Mesh,
-    visits: int = 0,
-    arriving: bool = False,
-    batch: int = 1,
+    layout: Layout,
+    onboard_visits: int | None = None,
 ) -> ClientRows:
-    """The rows of the clients on their test and validation examples, `held`; the other arguments as above.
+    """The rows of the clients on their test and validation examples; the other arguments as above.
 
     Posteriors, keys and batches of the test rows are those of `tally_clients`, so that the scores of both agree.
 
     Args:
+        data: Training, test and validation examples.
         foreign: Inputs from elsewhere, the same for all.
-        batches: As many as the largest of these clients has of either part.
+        batches: As many as the largest of these clients has of test or validation rows.
     """
 
-    def one(shared: tuple, place: Place) -> ClientRows:
-        standing, held, foreign = shared
-        parts = evaluated_parts(standing, place, visits=visits, arriving=arriving, batched=batch > 1)
-        method, task = standing.method, standing.task
-        test, validation = (shards.of(place[0]) for shards in held)
-        key = rng.key(standing.root, Stream.EVALUATION, standing.t, place[0], BESIDE)
+    def one(shared: tuple, slot: ClientSlot) -> ClientRows:
+        context, data, foreign = shared
+        own, test, validation = (shards.of(slot.id) for shards in data)
+        parts = evaluated_parts(context, slot, own, onboard_visits=onboard_visits, batched=layout.is_batched)
+        method, task = context.method, context.task
+        key = rng.key(context.root, Stream.EVALUATION, context.t, slot.id, BESIDE)
         key_foreign, *keys = jax.random.split(key, 1 + len(parts))
         beside = {part: (made[0], key) for (part, made), key in zip(parts.items(), keys, strict=True)}
         beside = beside if validation.capacity else {}
@@ -204,30 +243,28 @@ def rows_of_clients(
             None if foreign is None else doubts_of(method, task, parts["personal"][0], key_foreign, foreign),
         )
 
-    return for_each(one, (standing, held, foreign), (ids, joined, clients), mesh, batch)
+    return layout.map(one, (context, data, foreign), slots)
 
 
-@partial(jax.jit, static_argnames=("mesh", "batch"))
-def evidence_of_clients(
-    standing: Standing, ids: Array, joined: Array, clients: Any, *, mesh: Mesh, batch: int = 1
-) -> Array:
-    """The evidence of each client in nats, (clients,), their states stacked and shared out over the devices.
+@partial(jax.jit, static_argnames="layout")
+def evidence_of_clients(context: EvaluationContext, train: Shards, slots: ClientSlot, *, layout: Layout) -> Array:
+    """The evidence of each client in nats, (clients,), their slots stacked and shared out over the devices.
 
-    Everybody's q_k is what one `client_update` from the final broadcast tells, its message sent nowhere: a client that
-    missed the last round is treated as one that did not, and the bound holds for any q_k.
+    The q_k of a client is that of one `client_update` from the final broadcast, whose message is not sent: a client
+    that missed the last round is treated as one that did not, and the bound holds for any q_k.
     """
 
-    def one(standing: Standing, place: Place) -> Array:
-        settled, task, down = standing.settled, standing.task, standing.down
+    def one(shared: tuple[EvaluationContext, Shards], slot: ClientSlot) -> Array:
+        context, train = shared
+        settled, task, down = context.settled, context.task, context.down
         assert isinstance(settled, Evidence)
-        client_id, has_joined, client = place
-        key_update, key_evidence = jax.random.split(rng.key(standing.root, Stream.EVIDENCE, standing.t, client_id))
-        data = standing.train.of(client_id)
-        client = current_client(settled, task, down, standing.root, client_id, has_joined, client, batched=batch > 1)
-        _, message, _ = settled.client_update(task, down, client, data, key_update)
+        key_update, key_evidence = jax.random.split(rng.key(context.root, Stream.EVIDENCE, context.t, slot.id))
+        data = train.of(slot.id)
+        state = current_state(context, slot, method=settled, batched=layout.is_batched)
+        _, message, _ = settled.client_update(task, down, state, data, key_update)
         return settled.client_evidence(task, down, message.payload, data, key_evidence)
 
-    return for_each(one, standing, (ids, joined, clients), mesh, batch)
+    return layout.map(one, (context, train), slots)
 
 
 @jax.jit
@@ -236,74 +273,70 @@ def evidence_of_server(settled: Evidence, task: Task, down: Any) -> Array:
     return settled.server_evidence(task, down)
 
 
-@partial(jax.jit, static_argnames=("mesh", "num", "batch"))
+@partial(jax.jit, static_argnames=("num", "layout"))
 def draws_of_clients(
-    standing: Standing, ids: Array, joined: Array, clients: Any, *, mesh: Mesh, num: int, batch: int = 1
+    context: EvaluationContext, train: Shards, slots: ClientSlot, *, num: int, layout: Layout
 ) -> Params:
     """So many networks of each client's posterior, leaves (clients, num, ...); for methods with `Draws`."""
 
-    def one(standing: Standing, place: Place) -> Params:
-        posterior, key, _ = evaluated_posterior(standing, place, visits=0, batched=batch > 1)
-        assert isinstance(standing.method, Draws)
-        return standing.method.draws(standing.task, posterior, key, num)
+    def one(shared: tuple[EvaluationContext, Shards], slot: ClientSlot) -> Params:
+        context, train = shared
+        posterior, key, _ = evaluated_posterior(context, slot, train.of(slot.id), batched=layout.is_batched)
+        assert isinstance(context.method, Draws)
+        return context.method.draws(context.task, posterior, key, num)
 
-    return for_each(one, standing, (ids, joined, clients), mesh, batch)
+    return layout.map(one, (context, train), slots)
 
 
-def evaluated_posterior(standing: Standing, place: Place, *, visits: int, batched: bool) -> tuple[Any, Key, Key]:
-    """The posterior of the client at a place, and keys for what is done with it."""
-    client_id, joined, client = place
-    method, task, down, root = standing.method, standing.task, standing.down, standing.root
-    key_post, key_personal, key_global = jax.random.split(rng.key(root, Stream.EVALUATION, standing.t, client_id), 3)
-    client = current_client(method, task, down, root, client_id, joined, client, batched=batched)
-    data = standing.train.of(client_id)
-    posterior = personal_posterior(method, standing.settled, task, down, client, data, key_post, visits)
+def evaluated_posterior(
+    context: EvaluationContext, slot: ClientSlot, data: Shard, *, visits: int = 0, batched: bool
+) -> tuple[Any, Key, Key]:
+    """The posterior of a client with these training examples, and keys for what is done with it."""
+    keys = jax.random.split(rng.key(context.root, Stream.EVALUATION, context.t, slot.id), 3)
+    key_post, key_personal, key_global = keys
+    state = current_state(context, slot, batched=batched)
+    posterior = personal_posterior(context, state, data, key_post, visits=visits)
     return posterior, key_personal, key_global
 
 
 def evaluated_parts(
-    standing: Standing, place: Place, *, visits: int, arriving: bool, batched: bool
+    context: EvaluationContext, slot: ClientSlot, data: Shard, *, onboard_visits: int | None = None, batched: bool
 ) -> dict[str, tuple[Any, Key]]:
-    """Everything that is scored of the client at a place, by its name in `ClientTallies`: posterior and key."""
-    method, task, down = standing.method, standing.task, standing.down
-    posterior, key_personal, key_global = evaluated_posterior(standing, place, visits=visits, batched=batched)
-    parts, data = {"personal": (posterior, key_personal)}, standing.train.of(place[0])
-    if arriving and isinstance(method, Unlabelled):
+    """Everything that is scored of a client, by its name in `ClientTallies`: posterior and key."""
+    method, task, down, is_new = context.method, context.task, context.down, onboard_visits is not None
+    posterior, key_personal, key_global = evaluated_posterior(
+        context, slot, data, visits=onboard_visits or 0, batched=batched
+    )
+    parts = {"personal": (posterior, key_personal)}
+    if is_new and isinstance(method, Unlabelled):
         key_global, key_infer, key_inferred = jax.random.split(key_global, 3)
         parts["unlabelled"] = (method.infer(task, down, inputs_of(data), key_infer), key_inferred)
     if isinstance(method, SharedModel):
         key_choice, key_draw = jax.random.split(key_global)
-        parts["population"] = (method.population(task, down, None if arriving else data, key_choice), key_draw)
+        parts["population"] = (method.population(task, down, None if is_new else data, key_choice), key_draw)
     return parts
 
 
-def current_client(
-    method: Method,
-    task: Task,
-    down: Any,
-    root: Key,
-    client_id: Array,
-    joined: Array,
-    client: Any,
-    batched: bool = False,
+def current_state(
+    context: EvaluationContext, slot: ClientSlot, *, method: Method | None = None, batched: bool = False
 ) -> Any:
-    """The client's state, or that of a first contact if it has not joined."""
-    key = rng.key(root, Stream.ENROL, client_id)
-    return trees.either(joined, lambda: client, lambda: method.init_client(task, down, key), batched=batched)
+    """The state of a client, or that of its first contact if it has not joined."""
+    method, key = method or context.method, rng.key(context.root, Stream.ENROL, slot.id)
+    enrolled = partial(method.init_client, context.task, context.down, key)
+    return trees.either(slot.joined, lambda: slot.state, enrolled, batched=batched)
 
 
-def personal_posterior(
-    method: Method, settled: Method, task: Task, down: Any, client: Any, data: Shard, key: Key, visits: int
-) -> Any:
-    """The client's posterior, after so many updates of the `settled` method whose messages nobody reads."""
+def personal_posterior(context: EvaluationContext, state: Any, data: Shard, key: Key, *, visits: int = 0) -> Any:
+    """The posterior of a client after so many updates of the `settled` method, whose messages are not sent."""
+    task, down = context.task, context.down
     key_visit, key_post = jax.random.split(key)
 
-    def visit(i: Array, client: Any) -> Any:
-        return settled.client_update(task, down, client, data, jax.random.fold_in(key_visit, i))[0]
+    def visit(i: Array, state: Any) -> Any:
+        return context.settled.client_update(task, down, state, data, jax.random.fold_in(key_visit, i))[0]
 
     if visits:  # a loop without a trip would be traced and compiled all the same
-        client = lax.fori_loop(0, visits, visit, client)
-    return method.personalise(task, down, client, data, key_post)
+        state = lax.fori_loop(0, visits, visit, state)
+    return context.method.personalise(task, down, state, data, key_post)
 
 
 def inputs_of(data: Shard) -> Shard:
@@ -389,19 +422,10 @@ def split_of_batch(task: Task, predictive: Predictive, batch: Batch) -> tuple[Ar
     )
 
 
-def own_uncertainty(
-    method: Method,
-    task: Task,
-    down: Any,
-    train: Shards,
-    held: Shards,
-    root: Key,
-    t: Array,
-    client_id: Array,
-    client: Any,
-) -> Array:
-    """The mean uncertainty of a client's own posterior over its held-out inputs, as its state is in round t."""
-    key_post, key_predict = jax.random.split(rng.key(root, Stream.CONFIDENCE, t, client_id))
+def own_uncertainty(context: RoundContext, train: Shards, held: Shards, client_id: Array, client: Any) -> Array:
+    """The mean uncertainty of a client's own posterior over its held-out inputs, as its state is in this round."""
+    method, task, down = context.method, context.task, context.down
+    key_post, key_predict = jax.random.split(rng.key(context.root, Stream.CONFIDENCE, context.t, client_id))
     posterior = method.personalise(task, down, client, train.of(client_id), key_post)
     return mean_uncertainty(method, task, posterior, held.of(client_id), key_predict)
 
@@ -465,14 +489,3 @@ def batch_size(capacity: int) -> int:
 
 def _has_classes(task: Task) -> bool:
     return isinstance(task.likelihood, Categorical)
-
-
-def for_each(one: Callable[[Any, Any], Result], shared: Any, places: Any, mesh: Mesh, batch: int) -> Result:
-    """What `one(shared, place)` gives for each place, stacked; places are shared out over the devices."""
-
-    def device(shared: Any, places: Any) -> Result:
-        return lax.map(partial(one, shared), places, batch_size=batch if batch > 1 else None)
-
-    axis = mesh.axis_names[0]
-    mapped = jax.shard_map(device, mesh=mesh, in_specs=(P(), P(axis)), out_specs=P(axis), check_vma=False)
-    return mapped(shared, places)

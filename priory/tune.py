@@ -32,9 +32,9 @@ from priory.data import Federation, Split
 from priory.engine import Settings, demand, devices, simulate
 from priory.engine import check as check_run
 from priory.engine.prepared import Prepared, prepare
-from priory.engine.rounds import AXIS, SCHEDULING, Plan, run_block
-from priory.engine.session import COMMIT_SECONDS, next_block
-from priory.evaluate import ClientTallies, Standing, tally_clients
+from priory.engine.rounds import AXIS, SCHEDULING, Plan, RoundInputs, run_block
+from priory.engine.runner import COMMIT_SECONDS, next_block
+from priory.evaluate import ClientSlot, ClientTallies, EvaluationContext, Layout, tally_clients
 from priory.fed import schedule
 from priory.fed.method import Channel, Method, Task
 from priory.fed.screen import Limits
@@ -407,7 +407,7 @@ def _rehearse(ready: Prepared, cells: Sequence[Trial]) -> None:
     if ready.settings.rounds:
         t = devices.shapes_everywhere(np.int32(0), mesh)
         problem = stacked, task, ready.channel, ready.train
-        _run_cells.trace(*problem, roots, t, t, server, records, ready.limits, plan=plan)
+        _run_cells.trace(*problem, roots, t, t, server, records, ready.inputs.limits, plan=plan)
     _tally_cells.trace(stacked, task, ready.train, ready.test, roots, *_whom(ready), server, records, plan=plan)
 
 
@@ -457,7 +457,7 @@ def _scores_of(
             until, started = min(completed + block, rounds), time.perf_counter()
             span = devices.everywhere((np.int32(completed), np.int32(until)), mesh)
             problem = stacked, task, ready.channel, ready.train
-            server, records = _run_cells(*problem, roots, *span, server, records, ready.limits, plan=plan)
+            server, records = _run_cells(*problem, roots, *span, server, records, ready.inputs.limits, plan=plan)
             jax.block_until_ready(server)
             block, completed = next_block((time.perf_counter() - started) / (until - completed)), until
             told(completed)
@@ -521,8 +521,8 @@ def _run_cells(
     def one(method: Method, root: Key, server: Any, records: Record) -> tuple[Any, Record]:
         # The plain function, since the compiler takes options from the outermost `jit` alone.
         rounds = inspect.unwrap(run_block)
-        state = (server, records, None, limits)
-        return rounds(method, (task,), channel, train, root, start, stop, *state, plan=plan)[:2]
+        inputs = RoundInputs(method, (task,), channel, train, root, limits=limits)
+        return rounds(inputs, start, stop, server, records, plan=plan)[:2]
 
     return jax.vmap(one)(methods, roots, server, records)
 
@@ -545,8 +545,9 @@ def _tally_cells(
 
     def one(method: Method, root: Key, server: Any, records: Record) -> ClientTallies:
         mine = jax.tree.map(lambda leaf: leaf[ids], records)
-        standing = Standing(method, method, task, method.broadcast(server), train, root, t)
-        return tally_clients(standing, held, ids, mine.joined, mine.client, mesh=plan.mesh)
+        context = EvaluationContext(method, method, task, method.broadcast(server), root, t)
+        slots = ClientSlot(ids, mine.joined, mine.client)
+        return tally_clients(context, train, held, slots, layout=Layout(plan.mesh))
 
     return jax.vmap(one)(methods, roots, server, records)
 

@@ -20,7 +20,7 @@ import pytest
 import priory
 from priory.cli import main, progress
 from priory.core.sealed import sealed
-from priory.engine import session
+from priory.engine import runner
 from priory.records import RecordStore
 from priory.store import METRICS_BYTES, METRICS_SHA256, RunDirectory
 from tests.cli.conftest import BAYES
@@ -111,7 +111,7 @@ def places(tmp_path_factory) -> dict[str, Path]:
         patch.chdir(root / "stopped")
         asked = iter([False, False, True])
         patch.setattr(progress, "interruptible", lambda: contextlib.nullcontext(lambda: next(asked)))
-        patch.setattr(session, "LOOK_SECONDS", 0.0)
+        patch.setattr(runner, "LOOK_SECONDS", 0.0)
         assert main(["run", "pfedbayes", *BAYES, "--out", "run"]) == 130
     return {name: root / name for name in COMMANDS}
 

@@ -17,6 +17,7 @@ from priory.cli import effect_tables, main
 from priory.core.struct import static, struct
 from priory.fed.capabilities import AdviceWarning, MixedEffects
 from priory.fed.method import Message, Method, point
+from tests.states import prepared_as
 
 MEAN, SD = 0.5, 2.0
 SIZES = (4, 9, 1, 25, 16, 6)
@@ -219,16 +220,16 @@ def test_effects_do_not_depend_on_the_number_of_pieces(simulate, monkeypatch):
     run = simulate(stop=lambda: False)
     whole = run.effects()
     monkeypatch.setattr("priory.engine.prepared.EVALUATION_BYTES", 1)
-    assert len(run.session._pieces(np.arange(6))) == 3
+    assert len(run.evaluator.pieces(np.arange(6))) == 3
     assert_same(run.effects(), whole)
 
 
 @pytest.mark.slow  # programs for another number of clients
 def test_effects_do_not_depend_on_how_many_clients_run_at_once(simulate):
     run = simulate()
-    plan = dataclasses.replace(run.session.plan, client_batch=2)
-    together = dataclasses.replace(run, session=dataclasses.replace(run.session, plan=plan))
-    assert (run.session.plan.chunk, plan.chunk) == (1, 2)
+    plan = dataclasses.replace(run.evaluator.ready.plan, client_batch=2)
+    together = prepared_as(run, plan=plan)
+    assert (run.evaluator.ready.plan.chunk, plan.chunk) == (1, 2)
     np.testing.assert_allclose(together.effects().mean, run.effects().mean, rtol=1e-5)
 
 

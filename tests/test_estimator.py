@@ -9,7 +9,7 @@ from sklearn.base import clone
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import priory
-from priory.engine.session import Session
+from priory.engine.evaluator import Evaluator
 from priory.estimator import PersonalClassifier, PersonalRegressor
 
 QUICK = {  # the conventions that a change of this package is likeliest to break; the others take minutes together
@@ -39,7 +39,7 @@ def checks():
 @pytest.mark.parametrize(("estimator", "check"), list(checks()))
 def test_an_estimator_keeps_the_conventions_of_scikit_learn(estimator, check, monkeypatch):
     # A client that learns alone keeps no test rows, so an evaluation, a program for each shape, would score nothing.
-    monkeypatch.setattr(Session, "_evaluate", lambda *_: (None, None))
+    monkeypatch.setattr(Evaluator, "scores", lambda *_: (None, None))
     check(estimator)
 
 

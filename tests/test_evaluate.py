@@ -14,6 +14,7 @@ from priory import evaluate
 from priory.core import rng
 from priory.core.rng import Stream
 from priory.core.struct import replace, struct
+from priory.evaluate import ClientSlot, EvaluationContext
 from priory.fed.method import Task, point
 from priory.fed.shard import Pool, Shard
 from priory.models.likelihood import Categorical, Gaussian
@@ -103,7 +104,8 @@ def test_a_client_without_test_examples_counts_nothing():
 def test_a_client_that_joined_keeps_its_state_and_another_is_enrolled_now():
     method, kept = Visits(), {"calls": jnp.int32(5), "since": jnp.float32(1)}
     for joined, expected in ((True, (5, 1.0)), (False, (0, 9.0))):
-        found = evaluate.current_client(method, None, jnp.float32(9), ROOT, jnp.int32(0), jnp.bool_(joined), kept)
+        context = EvaluationContext(method, method, None, jnp.float32(9), ROOT, jnp.int32(0))
+        found = evaluate.current_state(context, ClientSlot(jnp.int32(0), jnp.bool_(joined), kept))
         assert (int(found["calls"]), float(found["since"])) == expected
 
 
@@ -115,7 +117,8 @@ def test_a_client_is_enrolled_for_evaluation_as_it_would_be_in_a_round():
         down = method.broadcast(method.init_server(CLASSES, jax.random.key(1)))
         in_a_round = method.init_client(CLASSES, down, rng.key(ROOT, Stream.ENROL, 2))
         blank = jax.tree.map(jnp.zeros_like, in_a_round)
-        return evaluate.current_client(method, CLASSES, down, ROOT, jnp.int32(2), jnp.bool_(False), blank), in_a_round
+        context = EvaluationContext(method, method, CLASSES, down, ROOT, jnp.int32(0))
+        return evaluate.current_state(context, ClientSlot(jnp.int32(2), jnp.bool_(False), blank)), in_a_round
 
     for one, other in zip(*map(jax.tree.leaves, both()), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -124,9 +127,8 @@ def test_a_client_is_enrolled_for_evaluation_as_it_would_be_in_a_round():
 @pytest.mark.parametrize("visits", [0, 1, 3])
 def test_onboarding_visits_a_client_so_often(visits):
     client = {"calls": jnp.int32(0), "since": jnp.float32(0)}
-    found = evaluate.personal_posterior(
-        Visits(), Visits(), None, jnp.float32(0), client, shard(), jax.random.key(0), visits
-    )
+    context = EvaluationContext(Visits(), Visits(), None, jnp.float32(0), ROOT, jnp.int32(0))
+    found = evaluate.personal_posterior(context, client, shard(), jax.random.key(0), visits=visits)
     assert int(found["calls"]) == visits
 
 

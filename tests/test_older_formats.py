@@ -72,8 +72,8 @@ def test_a_run_of_format_1_goes_on_to_the_numbers_of_today(fresh):
 @pytest.mark.parametrize("seed", range(2))
 def test_a_run_of_format_1_may_die_at_any_moment_while_it_goes_on(fresh, monkeypatch, seed):
     draw, deaths, run = np.random.default_rng(seed), 0, None
-    monkeypatch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)
-    monkeypatch.setattr("priory.engine.session.COMMIT_SECONDS", -1.0)
+    monkeypatch.setattr("priory.engine.runner.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("priory.engine.runner.COMMIT_SECONDS", -1.0)
     while run is None:
         with monkeypatch.context() as patch:
             Killer(patch, int(draw.integers(1, 60)))

@@ -25,7 +25,7 @@ from priory.core.rng import Key, Stream
 from priory.core.struct import replace
 from priory.engine import demand, devices, simulate
 from priory.engine.settings import Settings
-from priory.evaluate import personal_posterior
+from priory.evaluate import EvaluationContext, personal_posterior
 from priory.fed import schedule
 from priory.fed.capabilities import Draws, PosteriorCheck
 from priory.fed.checks import countable
@@ -192,7 +192,7 @@ def after_training(method: Method, problem: Problem, options: Options) -> np.nda
     """Draws (clients, draws, weights) of the participants' posteriors after a federation has learned from scratch."""
     how: dict[str, Any] = {"rounds": options.rounds, "seed": options.seed, "eval_every": 0}
     run = simulate(method, problem.federation, model="linear", client_batch=options.clients, **how)
-    return read(problem, run.session.draws(DRAWS))
+    return read(problem, run.evaluator.draws(DRAWS))
 
 
 def read(problem: Problem, drawn: Params) -> np.ndarray:
@@ -221,11 +221,12 @@ def _weights(task: Task, drawn: Params, *, random: tuple[bool, ...], has_classes
 @partial(jax.jit, static_argnames="visits")
 def _posteriors(method: Method, task: Task, down: Any, shards: Shards, root: Key, *, visits: int) -> Params:
     assert isinstance(method, Draws)
+    context = EvaluationContext(method, method, task, down, root, jnp.int32(0))
 
     def one(client: Array) -> Params:
         key_post, key_draw = jax.random.split(rng.key(root, Stream.CLIENT, client))
         state = method.init_client(task, down, rng.key(root, Stream.ENROL, client))
-        posterior = personal_posterior(method, method, task, down, state, shards.of(client), key_post, visits)
+        posterior = personal_posterior(context, state, shards.of(client), key_post, visits=visits)
         drawn: Params = method.draws(task, posterior, key_draw, DRAWS)
         return drawn
 

@@ -268,7 +268,7 @@ def _summary(cell: Cell, data: Federation, label: str, **how: Any) -> dict[str, 
         else:
             settings = dataclasses.asdict(cell.settings)
             run = simulate(cell.method, data, out=cell.path, listener=watcher, **how, **settings)
-    return run.summary() if run.completed == run.session.last_round else None
+    return run.summary() if run.is_finished else None
 
 
 def _is_finished(cell: Cell, data: Federation) -> bool:

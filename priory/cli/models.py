@@ -53,7 +53,7 @@ def named_model(values: dict[str, dict[str, Any]], client: str | None) -> Named:
         return _loaded(later[client], trust)
     if client not in run.federation.clients:
         raise checks.unknown("client", client, [*run.federation.clients, *later])
-    run.check_client(client)
+    run.federation.participant(client)
     return Named(run.federation.form, run.task.likelihood, lambda: run.client(client))
 
 

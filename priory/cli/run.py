@@ -125,12 +125,13 @@ def resume_command(argv: Sequence[str]) -> int:
     end = Elsewhere(**values["end"])
     _check_end(end)
     path, table = opened(values)
-    if RunDirectory(path).summary() is not None:
+    was_finished = RunDirectory(path).summary() is not None
+    if was_finished:
         report.console().print(f"{path} is finished already.")
     with progress.interruptible() as stop, progress.watching(_label(table)) as watcher:
         how: dict[str, Any] = {"listener": watcher, "stop": stop, "track": end.track}
         finished = resume(path, trust_code=values["output"]["trust_code"], **how)
-    if finished.diverged and not finished.session.warned:  # it ended before, in another process
+    if was_finished and finished.diverged:
         warnings.warn(finished.diverged, AdviceWarning, stacklevel=2)
     return _end(finished, end)
 
@@ -238,7 +239,7 @@ def settled(method: Method, data: Federation, settings: Settings, stop: Callable
 def conclude(finished: Run, certify: bool = False) -> int:
     """The exit code of a run, after printing what it ended with or how to go on."""
     console = report.console()
-    if finished.completed < finished.session.last_round:
+    if not finished.is_finished:
         console.print(
             f"Stopped after round {finished.completed} of {finished.settings.rounds}; "
             f"go on with: priory resume {finished.path}{_tracked(finished)}{trusting(finished.settings)}",

@@ -126,6 +126,13 @@ class Federation:
             raise UsageError(f"client={client} is not one of {len(self.clients)}; choose 0 to {len(self.clients) - 1}.")
         return int(client)
 
+    def participant(self, client: int | str) -> int:
+        """The position of a client that takes part; raises for any other."""
+        index = self.index(client)
+        if index >= self.num_clients:
+            raise UsageError(f"client={client} was held out as a newcomer; give its data to `onboard`.")
+        return index
+
     def rows(self, client: int | str, part: str = "train") -> slice:
         """The pool rows of one part ('train', 'validation' or 'test') of one client."""
         if part not in PARTS:

@@ -46,7 +46,7 @@ from priory.fed.channel import memory_of
 from priory.fed.method import Channel, Message, Method, Task
 from priory.fed.screen import Limits
 from priory.fed.shard import Pool, Shard, Shards
-from priory.fed.visit import Record
+from priory.fed.visit import Record, RoundContext
 from priory.models.model import check_trusted, default_spec
 from priory.store import write_atomically
 
@@ -110,6 +110,19 @@ class Charter:
     def limits(self) -> Limits:
         """What the server accepts."""
         return self.settings.limits(self.tasks[0])
+
+    def round_context(
+        self, method: Method, down: Any, root: Key, t: int, client: int = 0, channel: Channel | None = None
+    ) -> RoundContext:
+        """What the server and a client share in a round.
+
+        Args:
+            method: As the schedules have it in this round.
+            channel: What the client's payload goes through before noise is added to it.
+        """
+        return RoundContext(
+            method, self.task_of(client), channel, down, root, jnp.int32(t), self.limits, self.settings.weighting
+        )
 
     @property
     def empty_shards(self) -> Shards:

@@ -6,7 +6,7 @@ its answer leaves, so an answer that counts is one whose posterior is safe.
 
 import shutil
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,11 @@ from priory.deploy.node_log import NodeLog, Outcome
 from priory.engine.export import save_model
 from priory.engine.manifest import version_of
 from priory.engine.personal import PersonalModel, Source
-from priory.evaluate import ClientTallies, Place, Standing, evaluated_parts, tally
+from priory.evaluate import ClientSlot, ClientTallies, EvaluationContext, evaluated_parts, tally_parts
 from priory.fed import privacy, schedule, visit
-from priory.fed.method import Message, Method, Task
-from priory.fed.shard import Shard, Shards
-from priory.fed.visit import Record
+from priory.fed.method import Message, Method
+from priory.fed.shard import Shard
+from priory.fed.visit import Record, RoundContext
 
 
 class RowsError(UsageError):
@@ -134,11 +134,10 @@ class Client:
         kept, down = self._kept(request), self._down(request)
         record, came_from = kept.read(t, self._blank)
         method = self._scheduled(request, t)
-        ids = jnp.int32(self.number), jnp.bool_(bool(request.config.get("uploads", True))), jnp.int32(t)
         root = charters.first_key(int(request.config["seed"]))
-        problem = (method, self._task, self._channel, down, self._shards()[0], record)
-        weighting = charter.settings.weighting
-        after, message, info, status = _visit(*problem, *ids, root, charter.limits, weighting=weighting)
+        context = charter.round_context(method, down, root, t, self.number, self._channel)
+        uploads = jnp.bool_(bool(request.config.get("uploads", True)))
+        after, message, info, status = _visit(context, self._shards()[0], record, jnp.int32(self.number), uploads)
         # Which rounds have a state can be asked for, so under privacy it may not depend on the rows.
         if self._is_private or not visit.is_rejected(int(status)):
             kept.write(jax.tree.map(np.asarray, after), t + 1, came_from)
@@ -177,13 +176,10 @@ class Client:
         record, _ = kept.read(t, self._blank)
         train, test = self._shards()
         root = charters.first_key(int(request.config["seed"]))
-        everybody = charter.question.num_clients  # whichever of them is looked up, these rows are found
-        start, count = (jnp.asarray(np.tile(one, everybody)) for one in (train.start, train.lengths))
-        alone = Shards(train.pool, start, count, train.capacity)
         settled = self._scheduled(request, max(t - 1, 0))
-        standing = Standing(charter.method, settled, self._task, down, alone, root, jnp.int32(t))
-        place = jnp.int32(self.number), jnp.asarray(record.joined), record.client
-        tallies, posterior, key = _score(standing, test, place)
+        context = EvaluationContext(charter.method, settled, self._task, down, root, jnp.int32(t))
+        slot = ClientSlot(jnp.int32(self.number), jnp.asarray(record.joined), record.client)
+        tallies, posterior, key = _score(context, slot, train, test)
         if request.config.get("final"):
             self._save(kept, posterior, key, t)
         sums = {} if self._is_private else wire.encode(jax.tree.map(np.asarray, tallies))
@@ -245,48 +241,33 @@ class Client:
         return {"kind": request.kind, "version": version_of("priory"), **told}
 
 
-@partial(jax.jit, static_argnames="weighting")
+@jax.jit
 def _visit(
-    method: Method,
-    task: Task,
-    channel: Any,
-    down: Any,
-    data: Shard,
-    record: Record,
-    client: Array,
-    uploads: Array,
-    t: Array,
-    root: Key,
-    limits: Any,
-    *,
-    weighting: Any,
+    context: RoundContext, data: Shard, record: Record, client: Array, uploads: Array
 ) -> tuple[Record, Message, dict[str, Array], Array]:
-    how = {"weighting": weighting, "limits": limits}
-    return visit.visit(method, task, channel, down, data, record, client, uploads, t, root, **how)[:4]
+    return visit.visit(context, data, record, client, uploads)[:4]
 
 
 _public = jax.jit(privacy.public_reference)
 
 
 @jax.jit
-def _score(standing: Standing, test: Shard, place: Place) -> tuple[ClientTallies, Any, Key]:
+def _score(context: EvaluationContext, slot: ClientSlot, train: Shard, test: Shard) -> tuple[ClientTallies, Any, Key]:
     """The sums over a client's held-out rows, and its posterior with the key that predicts with it."""
-    parts = evaluated_parts(standing, place, visits=0, arriving=False, batched=False)
-    method, task = standing.method, standing.task
+    parts = evaluated_parts(context, slot, train, batched=False)
     posterior, key = parts["personal"]
-    sums = {part: tally(method, task, made, test, jax.random.clone(used)) for part, (made, used) in parts.items()}
-    return ClientTallies(**sums), posterior, key
+    return tally_parts(context, parts, test), posterior, jax.random.clone(key)
 
 
 def tallies_like(charter: Charter) -> ClientTallies:
     """The shapes of what a client answers when it is asked for its scores."""
-    task, shards = charter.tasks[0], charter.empty_shards
+    method, task, shard = charter.method, charter.tasks[0], charter.empty_shards.of(jnp.int32(0))
     root = charters.first_key(0)
 
     def scored() -> ClientTallies:
         down = trees.zeros(charter.contact().down)
-        standing = Standing(charter.method, charter.method, task, down, shards, root, jnp.int32(0))
-        client = charter.method.init_client(task, down, jax.random.clone(root))
-        return _score(standing, shards.of(jnp.int32(0)), (jnp.int32(0), jnp.bool_(False), client))[0]
+        context = EvaluationContext(method, method, task, down, root, jnp.int32(0))
+        state = method.init_client(task, down, jax.random.clone(root))
+        return _score(context, ClientSlot(jnp.int32(0), jnp.bool_(False), state), shard, shard)[0]
 
     return jax.eval_shape(scored)

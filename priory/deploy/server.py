@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from priory import metrics
-from priory.core import rng, trees
+from priory.core import rng
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
 from priory.deploy import charter as charters
@@ -33,11 +32,13 @@ from priory.deploy.journal import Journal
 from priory.deploy.kept import SECRET, secret_in
 from priory.deploy.roster import Roster
 from priory.deploy.scores import Scored, scored
+from priory.engine.clock import Clock
 from priory.engine.cohort import Participation, Slots
 from priory.engine.manifest import version_of
-from priory.fed import privacy, robust, schedule
-from priory.fed.channel import references_of
+from priory.engine.run_log import RunLog, rounded
+from priory.fed import robust, schedule
 from priory.fed.method import Message, Method, Task
+from priory.fed.server_step import server_step
 from priory.store import Checkpoint, RunDirectory, check_no_links, private_directory
 
 STANDS_IN = 1  # sets the order of stand-ins apart from the draw
@@ -106,17 +107,14 @@ class Server:
         first = _first_server(charter.method, charter.tasks[0], rng.key(self._root, Stream.INIT))
         self._checkpoint = Checkpoint(self._directory.checkpoint, first, (), 0)
         self.server: Any = first
-        self.completed, self._metrics_bytes = 0, 0
-        self.rejected: dict[str, int] = {}
-        self.reasons: dict[str, int] = {}
+        self.log = RunLog(self._directory, self._checkpoint, charter.ledger)
         self.run = self._named()
         with self._checkpoint.held():
             self._restore()
         roster = Roster.open(how.out, how.authenticated)
         self._there = Attendance(link, roster, self.journal, charter.question.num_clients, how.wait)
-        self._seconds = {"compile": 0.0, "train": 0.0, "evaluate": 0.0}
+        self._clock = Clock()
         self._bytes = {"down_bytes": 0, "up_bytes": 0}
-        self._info: dict[str, float] = {}
 
     @property
     def rounds(self) -> int:
@@ -134,18 +132,19 @@ class Server:
 
     def _finish(self) -> dict[str, Any]:
         """The rounds that are left, and the summary."""
-        told = {"run": self.run, "method": self.charter.name, "round": self.completed, "rounds": self.rounds}
+        told = {"run": self.run, "method": self.charter.name, "round": self.log.completed, "rounds": self.rounds}
         self.journal.stand("waiting", **told, error="")
         self.journal.tell("started", **told, charter=self.charter.digest, version=version_of("priory"))
         self._there.wait(self._hello(), wanted=self.charter.question.num_clients, needed=self._enough)
-        while self.completed < self.rounds:
-            self._round(self.completed)
+        log = self.log
+        while log.completed < self.rounds:
+            self._round(log.completed)
             every = self.charter.settings.eval_every
-            if every and self.completed % every == 0 and self.completed < self.rounds:
-                self._commit(self._line(self._evaluate(final=False)))
+            if every and log.completed % every == 0 and log.completed < self.rounds:
+                self._commit(self._evaluate(final=False))
         summary = self._finished()
-        self.journal.stand("finished", round=self.completed)
-        self.journal.tell("finished", round=self.completed, rejected=self.rejected, reasons=self.reasons)
+        self.journal.stand("finished", round=log.completed)
+        self.journal.tell("finished", round=log.completed, **log.counters())
         return summary
 
     @contextmanager
@@ -156,7 +155,7 @@ class Server:
         except BaseException as error:
             said = " ".join(f"{error}".split()) or type(error).__name__
             self.journal.stand("failed", error=said)
-            self.journal.tell("failed", round=self.completed, error=said)
+            self.journal.tell("failed", round=self.log.completed, error=said)
             raise
 
     @property
@@ -166,26 +165,26 @@ class Server:
     def _round(self, t: int) -> None:
         """Ask, collect, aggregate and commit round t."""
         started = time.monotonic()
-        method = schedule.resolve(
-            self.charter.method, self.charter.settings.schedules(self.charter.method), t, self.charter.settings.rounds
-        )
-        down = _broadcast(method, self.server)
-        drawn = self._cohort(t)
-        came = self._collected(t, method, down, drawn)
-        self.journal.stand("aggregating", round=t, usable=came.usable)
-        after = self._aggregated(t, method, down, came)
-        self._count(t, came)
-        if not bool(_all_finite(after)):
-            self.journal.tell("discarded", round=t, reason="the new server is not finite, so the old one is kept")
-            after = self.server
-        self.server, self.completed = after, t + 1
-        self._seconds["train"] += time.monotonic() - started
-        self._commit(self._line(Scored(), came))
+        with self._clock.booking("train"):
+            method = self._scheduled(t)
+            down = _broadcast(method, self.server)
+            drawn = self._cohort(t)
+            came = self._collected(t, method, down, drawn)
+            self.journal.stand("aggregating", round=t, usable=came.usable)
+            self._aggregate(t, method, down, came)
+            self._count(t, came)
+        self.log.completed = t + 1
+        self._commit(Scored(), came)
         self.journal.tell(
             "round", round=t, asked=len(drawn), usable=came.usable, seconds=round(time.monotonic() - started, 3),
             refused={str(client): one.reason for client, one in came.refused.items()},
         )  # fmt: skip
-        self.journal.stand("waiting", round=self.completed)
+        self.journal.stand("waiting", round=self.log.completed)
+
+    def _scheduled(self, t: int) -> Method:
+        """The method as the schedules have it in round t."""
+        chosen = self.charter.settings
+        return schedule.resolve(self.charter.method, chosen.schedules(self.charter.method), t, chosen.rounds)
 
     def _cohort(self, t: int) -> dict[int, bool]:
         """The clients of round t: those drawn, and for each that is not there one that is.
@@ -266,7 +265,7 @@ class Server:
         came.refused.pop(client, None)
 
     def _refuse(self, t: int, client: int, node: int, found: Refused) -> None:
-        self.reasons[found.reason] = self.reasons.get(found.reason, 0) + 1
+        self.log.reasons[found.reason] += 1
         self.journal.tell(
             "refused", round=t, client=client, node=str(node), reason=found.reason, sentence=found.sentence
         )
@@ -276,38 +275,38 @@ class Server:
         for client, one in came.refused.items():
             if one.reason in ("absent", "timeout"):
                 self._refuse(t, client, -1, one)
-            self.rejected[str(client)] = self.rejected.get(str(client), 0) + 1
+            self.log.rejected[str(client)] += 1
 
-    def _aggregated(self, t: int, method: Method, down: Any, came: Round) -> Any:
-        """The next server; unused places of a stack have weight 0, so that one program serves all rounds."""
-        accepted = [one for _, one in sorted(came.accepted.items())]
-        known = {"bits", *self.charter.contact().info}
-        self._info = _means([{name: one.metrics[name] for name in one.metrics if name in known} for one in accepted])
+    def _aggregate(self, t: int, method: Method, down: Any, came: Round) -> None:
+        """Take the next server; unused places of a stack have weight 0, so that one program serves all rounds."""
+        charter, accepted = self.charter, [one for _, one in sorted(came.accepted.items())]
+        known = {"bits", *charter.contact().info}
+        figures = _means([{name: one.metrics[name] for name in one.metrics if name in known} for one in accepted])
         self._bytes["up_bytes"] = max((one.num_bytes for one in accepted), default=0)
         sent = [one.message for one in accepted if one.message is not None]
-        shapes = Message(self.charter.contact().message.payload, self.charter.uplink.weight, jnp.int32(0))
+        shapes = Message(charter.contact().message.payload, charter.uplink.weight, jnp.int32(0))
         unused = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-        places = max(self.charter.participation.capacity, len(sent))
+        places = max(charter.participation.capacity, len(sent))
         filled = sent + [unused] * (places - len(sent))
-        messages = jax.tree.map(lambda *leaves: np.stack(leaves), *filled)
-        ledger, chosen = self.charter.ledger, self.charter.settings.robust
+        received: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *filled)
+        ledger, rule = charter.ledger, charter.settings.robust
         if ledger is not None and ledger.mode == "central":  # nothing of it leaves before the round is committed
-            total = noise.release(messages.payload, ledger.clip, ledger.sd, ledger.grid, ledger.parts)
-            mean = jax.tree.map(lambda leaf: np.float32(leaf / ledger.expected), total)
-            messages = _released(self.charter.channel, method, self.charter.tasks[0], down, mean)
-        after, info = _aggregate(
-            method, self.charter.tasks[0], down, self.server, messages, rng.key(self._root, Stream.SERVER, t),
-            rule=None if chosen is None else robust.parse(chosen),
-        )  # fmt: skip
-        self._info |= {name: float(value) for name, value in info.items()}
-        return after
+            total = noise.release(received.payload, ledger.clip, ledger.sd, ledger.grid, ledger.parts)
+            received = jax.tree.map(lambda leaf: np.float32(leaf / ledger.expected), total)
+        context = charter.round_context(method, down, self._root, t, channel=charter.channel)
+        key = rng.key(self._root, Stream.SERVER, t)
+        chosen = None if rule is None else robust.parse(rule)
+        self.server, info, discarded = _server_step(context, self.server, received, key, rule=chosen)
+        if bool(discarded):
+            self.journal.tell("discarded", round=t, reason="the new server is not finite, so the old one is kept")
+        self.log.info = figures | {name: float(value) for name, value in info.items()}
 
     def _secret(self) -> Key:
         """Return the key that the cohorts of central privacy come from; it must not be known to who sees broadcasts."""
         return secret_in(self._how.out / SECRET)
 
     def _hello(self) -> Request:
-        return Request("hello", self._config("hello", self.completed))
+        return Request("hello", self._config("hello", self.log.completed))
 
     def _config(self, kind: Kind, t: int) -> dict[str, Any]:
         settings = self.charter.settings
@@ -318,66 +317,44 @@ class Server:
 
     def _evaluate(self, final: bool) -> Scored:
         """The scores of the clients that are there; after the last round each of them keeps its model."""
-        self.journal.stand("evaluating", round=self.completed)
-        started = time.monotonic()
+        self.journal.stand("evaluating", round=self.log.completed)
         self._there.meet(self._hello())
         down = _broadcast(self.charter.method, self.server)
-        config = self._config("evaluate", self.completed) | {"final": final}
+        config = self._config("evaluate", self.log.completed) | {"final": final}
         request = Request("evaluate", config, wire.encode({"down": jax.tree.map(np.asarray, down)}))
         asked = dict(self._there.clients)
-        replies = self._link.ask(dict.fromkeys(asked, request), self._how.timeout)
-        found = scored(self.charter, replies, asked, config, self.journal)
-        self._seconds["evaluate"] += time.monotonic() - started
-        return found
+        with self._clock.booking("evaluate"):
+            replies = self._link.ask(dict.fromkeys(asked, request), self._how.timeout)
+            return scored(self.charter, replies, asked, config, self.journal)
 
     def _finished(self) -> dict[str, Any]:
         found = self._evaluate(final=True)
-        self._line(found)  # no commit: a server killed here scores again and puts it in the same place
-        ledger = self.charter.ledger
+        self._append(found)  # no commit: a server killed here scores again and puts it in the same place
         summary = {
             "method": self.charter.name,
-            "rounds": self.completed,
+            "rounds": self.log.completed,
             **found.to_json(),
             "communication": dict(self._bytes),
-            "seconds": {name: round(value, 3) for name, value in self._seconds.items()},
-            "extra": {
-                "run": self.run,
-                "rejected": dict(self.rejected),
-                "reasons": dict(self.reasons),
-                **({"privacy": ledger.summary(self.completed)} if ledger else {}),
-            },
+            "seconds": rounded(self._clock.seconds),
+            "extra": {"run": self.run, **self.log.extra()},
         }
         self._directory.write_summary(summary, found.per_client())
         return summary
 
-    def _line(self, found: Scored, came: Round | None = None) -> int:
-        """The length of the metrics after a line was added to those that are committed."""
-        ledger = self.charter.ledger
-        line = {
-            "round": self.completed,
-            **found.to_json(),
-            "info": {name: metrics.finite_or_none(value) for name, value in self._info.items()},
-            "usable": None if came is None else came.usable,
-            "refused": {} if came is None else {str(client): one.reason for client, one in came.refused.items()},
-            "rejected": dict(self.rejected),
-            "reasons": dict(self.reasons),
-            **({"epsilon": metrics.finite_or_none(ledger.spent(self.completed))} if ledger else {}),
-            "seconds": {name: round(value, 3) for name, value in self._seconds.items()},
-        }
-        return self._directory.append_metrics(line, self._metrics_bytes)
+    def _append(self, found: Scored, came: Round | None = None) -> None:
+        """Add a line to the metrics."""
+        refused = {} if came is None else {str(client): one.reason for client, one in came.refused.items()}
+        replies = {"usable": None if came is None else came.usable, "refused": refused}
+        self.log.append(self.log.line(found.to_json() | replies, self._clock.seconds))
 
-    def _commit(self, metrics_bytes: int) -> None:
-        """Make the server and so much of the metrics what the next one goes on from."""
-        self._metrics_bytes = metrics_bytes
-        extra = {"run": self.run, "charter": self.charter.digest, "seed": self.charter.settings.seed}
-        told = {"rejected": self.rejected, "reasons": self.reasons, "info": self._info}
-        self._checkpoint.commit(
-            jax.tree.map(np.asarray, self.server),
-            self.completed,
-            self._metrics_bytes,
-            extra | told,
-            self._directory.metrics_sha256(self._metrics_bytes),
-        )
+    def _commit(self, found: Scored, came: Round | None = None) -> None:
+        """Add a line to the metrics, and make it and the server what the next server goes on from."""
+        self._append(found, came)
+        self.log.commit(jax.tree.map(np.asarray, self.server), self._origin())
+
+    def _origin(self) -> dict[str, Any]:
+        """What tells this run from others."""
+        return {"run": self.run, "charter": self.charter.digest, "seed": self.charter.settings.seed}
 
     def _named(self) -> str:
         """The name of this run, under which clients keep their states: one for a run directory, and no other has it."""
@@ -385,24 +362,21 @@ class Server:
 
     def _restore(self) -> None:
         """Go on from the last commit, or make the first: the name of the run is safe before anybody hears it."""
-        checkpoint, extra = self._checkpoint, self._checkpoint.extra
+        log, checkpoint = self.log, self._checkpoint
         if checkpoint.round < 0:
             if not (self._how.out / "manifest.toml").exists():
                 self.charter.save(self._how.out)
-            told = {"run": self.run, "charter": self.charter.digest, "seed": self.charter.settings.seed}
-            checkpoint.commit(jax.tree.map(np.asarray, self.server), 0, 0, told)
+            log.commit(jax.tree.map(np.asarray, self.server), self._origin())
             return
-        same = extra.get("charter") == self.charter.digest and extra.get("seed") == self.charter.settings.seed
+        same = all(checkpoint.extra.get(name) == self._origin()[name] for name in ("charter", "seed"))
         if not same or checkpoint.round > self.charter.settings.rounds:
             raise UsageError(
                 f"out={str(self._how.out)!r} holds round {checkpoint.round} of another app, seed or number of rounds; "
                 "choose another directory, or submit the app that began it."
             )
-        self.completed, self._metrics_bytes = checkpoint.round, checkpoint.metrics_bytes
-        self.rejected, self.reasons = dict(extra.get("rejected", {})), dict(extra.get("reasons", {}))
+        log.restore()
         self.server = checkpoint.read_server()
-        self._directory.metrics(self._metrics_bytes)  # raises if it was cut
-        self._directory.cut_metrics(self._metrics_bytes)
+        log.take_over()
 
 
 def _means(found: list[dict[str, float]]) -> dict[str, float]:
@@ -422,7 +396,7 @@ def _order(root: Key, t: Array, *, num: int) -> Array:
     return jax.random.permutation(rng.key(root, Stream.COHORT, t, STANDS_IN), num)
 
 
-_all_finite, _released = jax.jit(trees.all_finite), jax.jit(privacy.released)
+_server_step = jax.jit(server_step, static_argnames="rule")
 
 
 @jax.jit
@@ -433,12 +407,3 @@ def _first_server(method: Method, task: Task, key: Key) -> Any:
 @jax.jit
 def _broadcast(method: Method, server: Any) -> Any:
     return method.broadcast(server)
-
-
-@partial(jax.jit, static_argnames="rule")
-def _aggregate(
-    method: Method, task: Task, down: Any, server: Any, messages: Message, key: Key, *, rule: Any
-) -> tuple[Any, dict[str, Any]]:
-    if rule is not None:
-        messages = robust.centre(rule, messages, references_of(method, task, down, messages.payload))
-    return method.aggregate(task, server, messages, key)

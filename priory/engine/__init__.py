@@ -4,7 +4,7 @@ from priory.engine.export import load_model, save_model
 from priory.engine.personal import PersonalModel
 from priory.engine.prediction import Prediction
 from priory.engine.run import Elbo, Run
-from priory.engine.session import Listener
+from priory.engine.runner import Listener
 from priory.engine.settings import Settings
 from priory.engine.simulate import check, load, resume, simulate
 

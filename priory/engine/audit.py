@@ -30,10 +30,11 @@ from priory.core import memory, rng
 from priory.core.errors import UsageError
 from priory.core.rng import Stream
 from priory.core.sealed import sealed
+from priory.core.struct import replace
 from priory.data import Federation, Split
 from priory.engine import manifest
 from priory.engine.accounting import Ledger
-from priory.engine.session import Session
+from priory.engine.prepared import Prepared, prepare
 from priory.engine.settings import Settings
 from priory.fed.method import Method
 from priory.fed.privacy import Canaries
@@ -133,16 +134,16 @@ def audit(
         raise UsageError(f"{path} holds no checkpoint that tells of its noise; name the directory of a private run.")
     noise = directory.committed().get("noise", recipe.settings.dp_noise)  # what the run had, not what is solved today
     settings = dataclasses.replace(recipe.settings, dp_noise=noise)
-    plain = Session.prepare(recipe.method, recipe.federation, settings, model, None, None, resume=False)
+    plain = prepare(recipe.method, recipe.federation, settings, model)
     if plain.ledger is None:
         raise UsageError(f"The run in {path} claims no differential privacy that could be audited; run it with --dp.")
     rounds, delta = plain.ledger.rounds, plain.ledger.delta
     num = canaries or _number(plain.ledger.spent(rounds), delta)
-    session, ledger = _with(plain, recipe, num, seed, model)
+    crowd, ledger = _with(plain, recipe, num, seed, model)
     while canaries is None and (more := _number(ledger.spent(rounds), delta)) > num:
         num = more  # cohorts drawn from more clients may cost more than the claim
-        session, ledger = _with(plain, recipe, num, seed, model)
-    signs, scores = _observe(session, ledger, num, rounds, told)
+        crowd, ledger = _with(plain, recipe, num, seed, model)
+    signs, scores = _observe(crowd, ledger, num, rounds, told)
     found = _judge(plain.ledger, ledger, signs, scores)
     write_atomically(directory.path / "audit.json", sealed(found.to_json(), indent=2))
     return found
@@ -239,17 +240,16 @@ def _number(epsilon: float, delta: float) -> int:
 
 
 def _with(
-    plain: Session, recipe: manifest.Recipe, canaries: int, seed: int | None, model: Any
-) -> tuple[Session, Ledger]:
+    plain: Prepared, recipe: manifest.Recipe, canaries: int, seed: int | None, model: Any
+) -> tuple[Prepared, Ledger]:
     """The run with so many canaries before its first round, and its ledger."""
     chosen = _settings(plain, canaries, recipe.settings.seed if seed is None else seed)
-    crowd = with_canaries(recipe.federation, canaries)
-    session = Session.prepare(recipe.method, crowd, chosen, model, None, None, resume=False)
-    assert session.ledger is not None
-    return session, session.ledger
+    ready = prepare(recipe.method, with_canaries(recipe.federation, canaries), chosen, model)
+    assert ready.ledger is not None
+    return ready, ready.ledger
 
 
-def _settings(plain: Session, canaries: int, seed: int) -> Settings:
+def _settings(plain: Prepared, canaries: int, seed: int) -> Settings:
     """The settings of the run for more clients: the same noise, and each client is drawn as often."""
     assert plain.ledger is not None
     drawn = plain.plan.participation
@@ -270,24 +270,24 @@ def _settings(plain: Session, canaries: int, seed: int) -> Settings:
 
 
 def _observe(
-    session: Session, ledger: Ledger, canaries: int, rounds: int, told: Callable[[int, int], None]
+    ready: Prepared, ledger: Ledger, canaries: int, rounds: int, told: Callable[[int, int], None]
 ) -> tuple[np.ndarray, np.ndarray]:
     """The coins, and the score of each canary after so many rounds."""
-    key = rng.key(session.root, Stream.CANARY)
+    key = rng.key(ready.root, Stream.CANARY)
     heads = np.asarray(jax.random.bernoulli(jax.random.fold_in(key, 0), shape=(canaries,)))
     opposite = ledger.relation.startswith("replace")
     singing = Canaries(
-        first=jnp.int32(session.task.num_clients - canaries),
+        first=jnp.int32(ready.task.num_clients - canaries),
         signs=jnp.asarray(np.where(heads, 1.0, -1.0 if opposite else 0.0), jnp.float32),
         radius=ledger.reach / 2 if opposite else ledger.reach,  # two opposite messages are as far apart as any two
         key=jax.random.fold_in(key, 1),
         parts=ledger.parts,
     )
-    problem = (session.method, session.tasks, ledger.channel(singing), session.train)
-    server, scores = session.server, np.zeros(canaries)
+    inputs = replace(ready.inputs, channel=ledger.channel(singing), validation=None)
+    server, states, scores = ready.first_server(), ready.client_states(), np.zeros(canaries)
     for start in range(0, rounds, ROUNDS):
         stop = min(start + ROUNDS, rounds)
-        server, trace = session.home.run(problem, session.root, server, start, stop, None, session.limits)
+        server, trace = states.run(inputs, server, start, stop)
         assert trace.scores is not None
         scores += np.asarray(trace.scores, np.float64).sum(axis=0)
         told(stop, rounds)

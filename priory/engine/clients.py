@@ -21,9 +21,8 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.engine import devices
 from priory.engine.architectures import Tasks
-from priory.engine.rounds import Plan, Trace, blank_record, draw_slots, run_block, run_round
+from priory.engine.rounds import Plan, RoundInputs, Trace, blank_record, draw_slots, run_block, run_round
 from priory.fed.method import Channel, Method
-from priory.fed.screen import Limits
 from priory.fed.shard import Shards
 from priory.fed.visit import EMPTY, Record
 from priory.records import RecordStore
@@ -40,13 +39,11 @@ class Resident:
         self._touched = np.zeros(num_clients, bool)
 
     @staticmethod
-    def rehearse(
-        problem: tuple, root: Key, server: Any, record: Any, validation: Shards | None, limits: Limits, plan: Plan
-    ) -> None:
+    def rehearse(inputs: RoundInputs, server: Any, record: Any, plan: Plan) -> None:
         """Trace a block of rounds."""
         t, server = devices.shapes_everywhere((np.int32(0), server), plan.mesh)
-        records = devices.shapes_shared_out(record, (plan.rows(problem[1][0].num_clients),), plan.mesh)
-        run_block.trace(*problem, root, t, t, server, records, validation, limits, plan=plan)
+        records = devices.shapes_shared_out(record, (plan.rows(inputs.num_clients),), plan.mesh)
+        run_block.trace(inputs, t, t, server, records, plan=plan)
 
     def restore(self, generation: int) -> None:
         """Read what was committed."""
@@ -58,14 +55,10 @@ class Resident:
                 rows, new = devices.everywhere((ids[found], new), self._plan.mesh)
                 self.records = devices.put_rows(self.records, rows, new, mesh=self._plan.mesh)
 
-    def run(
-        self, problem: tuple, root: Key, server: Any, start: int, stop: int, validation: Shards | None, limits: Limits
-    ) -> tuple[Any, Trace]:
+    def run(self, inputs: RoundInputs, server: Any, start: int, stop: int) -> tuple[Any, Trace]:
         """The server after rounds start … stop − 1, and what happened."""
         span = devices.everywhere((np.int32(start), np.int32(stop)), self._plan.mesh)
-        server, self.records, trace = run_block(
-            *problem, root, *span, server, self.records, validation, limits, plan=self._plan
-        )
+        server, self.records, trace = run_block(inputs, *span, server, self.records, plan=self._plan)
         trace = jax.tree.map(lambda leaf: leaf[: stop - start], devices.to_host(trace, self._plan.mesh))
         self._touched[trace.ids[trace.status != EMPTY]] = True
         return server, trace
@@ -106,33 +99,27 @@ class Stored:
         self._committed = 0
 
     @staticmethod
-    def rehearse(
-        problem: tuple, root: Key, server: Any, record: Any, validation: Shards | None, limits: Limits, plan: Plan
-    ) -> None:
+    def rehearse(inputs: RoundInputs, server: Any, record: Any, plan: Plan) -> None:
         """Trace a round."""
         t, server = devices.shapes_everywhere((np.int32(0), server), plan.mesh)
         here = devices.shapes_shared_out(record, (plan.places,), plan.mesh)
-        run_round.trace(*problem, root, t, server, here, validation, limits, plan=plan)
+        run_round.trace(inputs, t, server, here, plan=plan)
 
     def restore(self, generation: int) -> None:
         """Nothing to read: a record is read when its client is called."""
         self._committed = generation
 
-    def run(
-        self, problem: tuple, root: Key, server: Any, start: int, stop: int, validation: Shards | None, limits: Limits
-    ) -> tuple[Any, Trace]:
+    def run(self, inputs: RoundInputs, server: Any, start: int, stop: int) -> tuple[Any, Trace]:
         """The server after rounds start … stop − 1, and what happened."""
-        shards, mesh, traces = problem[3], self._plan.mesh, []
-        ids = self._draw(shards, root, start)
+        mesh, traces = self._plan.mesh, []
+        ids = self._draw(inputs, start)
         early = self._read(ids, start)
         late = np.zeros(len(ids), bool)
         for t in range(start, stop):
             here = self._patched(early, ids, late, t)
             step = devices.everywhere(np.int32(t), mesh)
-            running = run_round(
-                *problem, root, step, server, devices.shared_out(here, mesh), validation, limits, plan=self._plan
-            )
-            following = self._draw(shards, root, t + 1)
+            running = run_round(inputs, step, server, devices.shared_out(here, mesh), plan=self._plan)
+            following = self._draw(inputs, t + 1)
             # Who is in both rounds can be read only after this round has written it.
             late = np.isin(following, ids)
             reading = self._reader.submit(self._read, following[~late], t)
@@ -166,8 +153,8 @@ class Stored:
 
         return jax.tree.map(both, early, self._read(ids[late], t))
 
-    def _draw(self, shards: Shards, root: Key, t: int) -> np.ndarray:
-        return np.asarray(_ids_of_round(shards, root, jnp.int32(t), plan=self._plan))
+    def _draw(self, inputs: RoundInputs, t: int) -> np.ndarray:
+        return np.asarray(_ids_of_round(inputs.train, inputs.root, jnp.int32(t), plan=self._plan))
 
     def _read(self, ids: np.ndarray, completed: int) -> Record:
         return self._store.read(ids, completed)[0]  # a record that does not exist is zeros: not joined

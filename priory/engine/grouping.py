@@ -9,8 +9,9 @@ import numpy as np
 from jax import Array
 
 from priory.data import Federation
+from priory.evaluate import ClientSlot
 from priory.fed.capabilities import Clustered
-from priory.fed.method import Method
+from priory.fed.method import Method, Task
 from priory.metrics import RegressionScores, Scores
 
 __all__ = ["adjusted_rand_index", "by_architecture", "clusters_of"]
@@ -24,14 +25,14 @@ def clusters_of(method: Method, federation: Federation, of_each: OfEach) -> dict
     A client that is in none has None, and is left out of the index, which needs a truth. Newcomers are in none.
 
     Args:
-        of_each: Gives what `function(task, ids, joined, states)` says of each of the clients with these ids.
+        of_each: Gives the result of `function(task, slots)` for each of the clients with these ids.
     """
     if not isinstance(method, Clustered):
         return {}
 
-    def numbers(task: Any, ids: Array, joined: Array, states: Any) -> Array:
-        del task, ids
-        return jnp.where(joined, jax.vmap(method.cluster)(states), -1)
+    def numbers(task: Task, slots: ClientSlot) -> Array:
+        del task
+        return jnp.where(slots.joined, jax.vmap(method.cluster)(slots.state), -1)
 
     num = federation.num_clients
     found = of_each(np.arange(num), numbers)

@@ -106,7 +106,7 @@ class PersonalModel:
         certificate.check(self.method, self.source.method, self.task, delta, draws)
         if isinstance(self.basis, str):
             raise UsageError(f"The model has no certificate: {self.basis}.")
-        return certified.certify(self.method, self.task, self.posterior, self.basis, delta, draws)
+        return certified.certify(self.task, self.posterior, self.basis, delta, draws)
 
     def calibrated(self, x: Any, y: Any, scale: Any = None, encoded: bool = False) -> "PersonalModel":
         """The same model with prediction sets calibrated on labelled examples that it was not made from."""

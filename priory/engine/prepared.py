@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from priory import methods
-from priory.core import trees
-from priory.core.rng import Key
+from priory.core import rng, trees
+from priory.core.rng import Key, Stream
 from priory.data import Federation
 from priory.engine import accounting, architectures, demand, devices
 from priory.engine.accounting import Ledger
@@ -17,13 +17,14 @@ from priory.engine.architectures import Tasks
 from priory.engine.clients import Resident, Stored, home_for
 from priory.engine.clock import Clock
 from priory.engine.problem import tasks_of
-from priory.engine.rounds import Plan
+from priory.engine.rounds import Plan, RoundInputs
 from priory.engine.settings import Settings
-from priory.evaluate import Standing, tally_clients
+from priory.evaluate import ClientSlot, EvaluationContext, Layout, tally_clients
 from priory.fed import robust, schedule
 from priory.fed.method import Channel, Method, Task
-from priory.fed.screen import Limits
 from priory.fed.shard import Shards
+from priory.models.model import default_spec, several
+from priory.records import RecordStore
 
 BLOCK = 64  # most rounds between two looks at the clock
 EVALUATION_BYTES = 1 << 28  # most bytes of client state that an evaluation holds at once
@@ -36,38 +37,80 @@ class Prepared:
     Attributes:
         model: As it was given to `simulate`, or None.
         given: The channel that was given to `simulate`, or None.
-        channel: What uploads go through: the one that was given, or that of the settings.
-        validation: Shards that uncertain clients are judged by; None where nobody is left out.
+        inputs: What the rounds read: method, problem, channel, examples, key and limits.
+        test: Examples that score the models.
         home: Where the clients' records will be.
         record: The shapes of one record.
     """
 
-    method: Method
     federation: Federation
     settings: Settings
     model: Any
     given: Channel | None
-    tasks: Tasks
-    channel: Channel | None
-    plan: Plan
-    train: Shards
+    inputs: RoundInputs
     test: Shards
-    validation: Shards | None
-    root: Key
+    plan: Plan
     home: type[Resident] | type[Stored]
     record: Any
     ledger: Ledger | None
     clock: Clock
 
     @property
-    def task(self) -> Task:
-        """The problem of the first group."""
-        return self.tasks[0]
+    def method(self) -> Method:
+        """The method as it was given."""
+        return self.inputs.method
 
     @property
-    def limits(self) -> Limits:
-        """What a message may be at most."""
-        return self.settings.limits(self.task)
+    def tasks(self) -> Tasks:
+        """The problem of each group of clients."""
+        return self.inputs.tasks
+
+    @property
+    def task(self) -> Task:
+        """The problem of the first group; of all, where there are no others."""
+        return self.inputs.tasks[0]
+
+    def task_of(self, client: int) -> Task:
+        """The problem of a client."""
+        return self.tasks[client % len(self.tasks)]
+
+    def model_text(self, client: int) -> str | None:
+        """The text that names the network of a client; None where it was given as an object."""
+        if self.model is not None:
+            return None
+        if self.settings.models is not None:
+            return several(self.settings.models)[client % len(self.tasks)]
+        federation = self.federation
+        return self.settings.model or default_spec(federation.input_shape, federation.num_classes or 1)
+
+    @property
+    def channel(self) -> Channel | None:
+        """What uploads go through: the channel that was given, or that of the settings."""
+        return self.inputs.channel
+
+    @property
+    def train(self) -> Shards:
+        """Training examples of all clients."""
+        return self.inputs.train
+
+    @property
+    def root(self) -> Key:
+        """The root key of the run."""
+        return self.inputs.root
+
+    def first_server(self) -> Any:
+        """What the server keeps before the first round, on all devices."""
+        with self.clock.booking("train"):
+            first = _first_server(self.method, self.task, rng.key(self.root, Stream.INIT))
+            return devices.everywhere(first, self.plan.mesh)
+
+    def client_states(self, store: RecordStore | None = None) -> Resident | Stored:
+        """What clients keep before the first round.
+
+        Args:
+            store: Where commits put it; None where nothing is written.
+        """
+        return self.home(self.record, self.federation.num_clients, self.plan, store)
 
     @property
     def last_round(self) -> int:
@@ -84,35 +127,34 @@ class Prepared:
 
     def _rehearse(self) -> None:
         """Trace rounds and evaluations."""
-        server = jax.eval_shape(first_server, self.method, self.task, self.root)
+        server = jax.eval_shape(_first_server, self.method, self.task, self.root)
         if self.last_round > 0:
             with self.clock.booking("train"):
-                problem = self.method, self.tasks, self.channel, self.train
-                self.home.rehearse(problem, self.root, server, self.record, self.validation, self.limits, self.plan)
+                self.home.rehearse(self.inputs, server, self.record, self.plan)
         with self.clock.booking("evaluate"):
             self._rehearse_scores(server)
 
     def _rehearse_scores(self, server: Any) -> None:
         num, everyone = self.federation.num_clients, len(self.federation.clients)
         self._rehearse_tallies(server, np.arange(num))
-        newcomers = {"visits": self.settings.onboard_visits, "arriving": True}
-        self._rehearse_tallies(server, np.arange(num, everyone), **newcomers)
+        self._rehearse_tallies(server, np.arange(num, everyone), onboard_visits=self.settings.onboard_visits)
 
-    def _rehearse_tallies(self, server: Any, ids: np.ndarray, **how: Any) -> None:
+    def _rehearse_tallies(self, server: Any, ids: np.ndarray, onboard_visits: int | None = None) -> None:
         """Trace the evaluation of some clients, if there is anything to score."""
         if not self.federation.test.count[ids].any():
             return
         settled = schedule.resolve(self.method, self.plan.schedules, max(self.last_round - 1, 0), self.plan.rounds)
         down = jax.eval_shape(self.method.broadcast, server)
         down, t = devices.shapes_everywhere((down, np.int32(0)), self.plan.mesh)
+        layout = Layout(self.plan.mesh, self.plan.chunk)
         for group, task in enumerate(self.tasks):
             rows = at_once(self.record, self.plan, int(np.sum(ids % len(self.tasks) == group)))
             state = architectures.client_shape(self.method, task) if len(self.tasks) > 1 else self.record.client
-            places = devices.shapes_shared_out((np.int32(0), np.bool_(False), state), (rows,), self.plan.mesh)
-            standing = Standing(self.method, settled, task, down, self.train, self.root, t)
-            traced = tally_clients.trace(
-                standing, self.test, *places, mesh=self.plan.mesh, batch=self.plan.chunk, **how
-            )
+            one = np.int32(0), np.bool_(False), state
+            slots = ClientSlot(*devices.shapes_shared_out(one, (rows,), self.plan.mesh))
+            context = EvaluationContext(self.method, settled, task, down, self.root, t)
+            shards = self.train, self.test
+            traced = tally_clients.trace(context, *shards, slots, layout=layout, onboard_visits=onboard_visits)
             demand.check_program(traced, self.method, self.settings)
 
 
@@ -163,14 +205,12 @@ def prepare(
     uplink = chosen.channel_of(method, given) if ledger is None else ledger.channel()
     with clock.booking("train"):
         home, record = home_for(method, tasks, uplink, train, plan, chosen.resident_bytes)
-        server = jax.eval_shape(first_server, method, tasks[0], root)
+        server = jax.eval_shape(_first_server, method, tasks[0], root)
         num_records = plan.rows(federation.num_clients) if home is Resident else plan.places
         demand.check_state(server, record, num_records, method, chosen)
-    return Prepared(
-        method, federation, chosen, model, given, tasks, uplink, plan, train, test,
-        held if chosen.exclude_uncertain else None,  # a round without it has nothing to judge by
-        root, home, record, ledger, clock,
-    )  # fmt: skip
+    validation = held if chosen.exclude_uncertain else None  # a round without it has nothing to judge by
+    inputs = RoundInputs(method, tasks, uplink, train, root, validation, chosen.limits(tasks[0]))
+    return Prepared(federation, chosen, model, given, inputs, test, plan, home, record, ledger, clock)
 
 
 def at_once(record: Any, plan: Plan, num: int) -> int:
@@ -181,6 +221,6 @@ def at_once(record: Any, plan: Plan, num: int) -> int:
 
 
 @jax.jit
-def first_server(method: Method, task: Task, key: Key) -> Any:
+def _first_server(method: Method, task: Task, key: Key) -> Any:
     """What the server keeps before the first round."""
     return method.init_server(task, key)

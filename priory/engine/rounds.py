@@ -10,7 +10,7 @@ Clients whose networks differ are worked through group by group, each with a tas
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +28,22 @@ from priory.evaluate import own_uncertainty
 from priory.fed import channel as uplink
 from priory.fed import privacy, schedule, screen
 from priory.fed.method import Channel, Info, Message, Method, Task
-from priory.fed.robust import Rule, centre
+from priory.fed.robust import Rule
+from priory.fed.server_step import server_step
 from priory.fed.shard import Shard, Shards
-from priory.fed.visit import COUNTED, EMPTY, HEARD, KEPT, REJECTED, Doubt, Record, Visited, visit
+from priory.fed.visit import (
+    COUNTED,
+    EMPTY,
+    HEARD,
+    KEPT,
+    REJECTED,
+    Doubt,
+    Record,
+    RoundContext,
+    Visited,
+    Weighting,
+    visit,
+)
 
 AXIS = "clients"
 # XLA on a CPU would interleave independent operations of a client's step over all cores. The devices already share out
@@ -78,7 +91,7 @@ class Plan:
     rounds: int
     schedules: tuple[schedule.Schedule, ...]
     client_batch: int
-    weighting: Literal["method", "uniform", "examples"]
+    weighting: Weighting
     stack: bool
     block: int
     mesh: Mesh
@@ -115,35 +128,46 @@ class Plan:
         return -(-num // self.hands) * self.hands
 
 
-@partial(jax.jit, static_argnames="plan", donate_argnames=("server", "records"), compiler_options=SCHEDULING)
-def run_block(
-    method: Method,
-    tasks: Tasks,
-    channel: Channel | None,
-    shards: Shards,
-    root: Key,
-    start: Array,
-    stop: Array,
-    server: Any,
-    records: Record,
-    validation: Shards | None = None,
-    limits: screen.Limits = screen.LIMITS,
-    *,
-    plan: Plan,
-) -> tuple[Any, Record, Trace]:
-    """The server and all clients' records after rounds start … stop − 1; records live on the devices, shared out.
+@struct
+class RoundInputs:
+    """Everything that the rounds of a run read and leave as it is.
 
-    With `validation` the most uncertain uploaders are left out.
+    Attributes:
+        method: As it was given; schedules resolve it for each round.
+        tasks: The problem of each group of clients.
+        channel: What uploads go through.
+        train: Training examples of all clients.
+        root: Of the run's randomness.
+        validation: Examples by which uploaders judge themselves; None where none is left out.
+        limits: What a message may be at most.
     """
 
-    def device(method, tasks, channel, shards, validation, limits, root, start, stop, server, records):  # type: ignore[no-untyped-def]
-        data = (shards, validation)
+    method: Method
+    tasks: Tasks
+    channel: Channel | None
+    train: Shards
+    root: Key
+    validation: Shards | None = None
+    limits: screen.Limits = screen.LIMITS
 
+    @property
+    def num_clients(self) -> int:
+        """Clients that take part."""
+        return self.tasks[0].num_clients
+
+
+@partial(jax.jit, static_argnames="plan", donate_argnames=("server", "records"), compiler_options=SCHEDULING)
+def run_block(
+    inputs: RoundInputs, start: Array, stop: Array, server: Any, records: Record, *, plan: Plan
+) -> tuple[Any, Record, Trace]:
+    """The server and all clients' records after rounds start … stop − 1; records live on the devices, shared out."""
+
+    def device(inputs: RoundInputs, start: Array, stop: Array, server: Any, records: Record) -> Any:
         @partial(jax.jit, inline=True)  # its shapes are needed before the loop: so it is traced once for both
         def one(t: Array, server: Any, records: Record) -> tuple[Any, Record, Trace]:
-            slots = draw_slots(plan, shards, root, t)
+            slots = draw_slots(plan, inputs.train, inputs.root, t)
             here = _fetch(records, slots.ids, plan)
-            server, here, happened = _round(plan, method, tasks, channel, data, limits, root, t, server, here, slots)
+            server, here, happened = _round(plan, inputs, t, server, here, slots)
             return server, _store(records, slots, here, plan), happened
 
         def body(t: Array, carry: tuple[Any, Record, Trace]) -> tuple[Any, Record, Trace]:
@@ -154,35 +178,23 @@ def run_block(
         trace = jax.tree.map(lambda leaf: jnp.zeros((plan.block, *leaf.shape), leaf.dtype), happened)
         return lax.fori_loop(start, stop, body, (server, records, trace))
 
-    spec = (P(),) * 10 + (P(AXIS),)
-    mapped = jax.shard_map(device, mesh=plan.mesh, in_specs=spec, out_specs=(P(), P(AXIS), P()), check_vma=False)
-    return mapped(method, tasks, channel, shards, validation, limits, root, start, stop, server, records)
+    return _over_devices(device, plan, 4)(inputs, start, stop, server, records)
 
 
 @partial(jax.jit, static_argnames="plan", donate_argnames=("server", "here"), compiler_options=SCHEDULING)
-def run_round(
-    method: Method,
-    tasks: Tasks,
-    channel: Channel | None,
-    shards: Shards,
-    root: Key,
-    t: Array,
-    server: Any,
-    here: Record,
-    validation: Shards | None = None,
-    limits: screen.Limits = screen.LIMITS,
-    *,
-    plan: Plan,
-) -> tuple[Any, Record, Trace]:
+def run_round(inputs: RoundInputs, t: Array, server: Any, here: Record, *, plan: Plan) -> tuple[Any, Record, Trace]:
     """The server and the cohort's records after round t; records come from a store and go back to it."""
 
-    def device(method, tasks, channel, shards, validation, limits, root, t, server, here):  # type: ignore[no-untyped-def]
-        slots = draw_slots(plan, shards, root, t)
-        return _round(plan, method, tasks, channel, (shards, validation), limits, root, t, server, here, slots)
+    def device(inputs: RoundInputs, t: Array, server: Any, here: Record) -> tuple[Any, Record, Trace]:
+        return _round(plan, inputs, t, server, here, draw_slots(plan, inputs.train, inputs.root, t))
 
-    spec = (P(),) * 9 + (P(AXIS),)
-    mapped = jax.shard_map(device, mesh=plan.mesh, in_specs=spec, out_specs=(P(), P(AXIS), P()), check_vma=False)
-    return mapped(method, tasks, channel, shards, validation, limits, root, t, server, here)
+    return _over_devices(device, plan, 3)(inputs, t, server, here)
+
+
+def _over_devices(device: Callable[..., Any], plan: Plan, whole: int) -> Callable[..., Any]:
+    """Return the function on all devices, which share out its last argument and have all others whole."""
+    specs = (P(),) * whole + (P(AXIS),)
+    return jax.shard_map(device, mesh=plan.mesh, in_specs=specs, out_specs=(P(), P(AXIS), P()), check_vma=False)
 
 
 def draw_slots(plan: Plan, shards: Shards, root: Key, t: Array) -> Slots:
@@ -220,48 +232,22 @@ def _record_words(method: Method, tasks: Tasks) -> int:
 
 
 def _round(
-    plan: Plan,
-    method: Method,
-    tasks: Tasks,
-    channel: Channel | None,
-    data: tuple[Shards, Shards | None],
-    limits: screen.Limits,
-    root: Key,
-    t: Array,
-    server: Any,
-    here: Record,
-    slots: Slots,
+    plan: Plan, inputs: RoundInputs, t: Array, server: Any, here: Record, slots: Slots
 ) -> tuple[Any, Record, Trace]:
-    """One round as a device sees it: `here` are the records of its own places, `slots` are everybody's."""
-    (shards, validation), personal = data, method  # personalisation knows no schedule
-    method = schedule.resolve(method, plan.schedules, t, plan.rounds)
+    """One round as a device sees it: `here` are the records of its own places, `slots` are those of all devices."""
+    method, channel = schedule.resolve(inputs.method, plan.schedules, t, plan.rounds), inputs.channel
     down = method.broadcast(server)
+    context = RoundContext(method, inputs.tasks[0], channel, down, inputs.root, t, inputs.limits, plan.weighting)
     pooled = None
-    if method.pools:  # one visit with everybody's data, in the first place
-        pooled = shards.union(slots.ids, slots.uploads)
+    if method.pools:  # one visit with the data of the whole cohort, in the first place
+        pooled = inputs.train.union(slots.ids, slots.uploads)
         slots = replace(slots, filled=jnp.arange(plan.places) == 0, uploads=slots.filled)
     stream = method.linear and not plan.stack and plan.robust is None
     # Who is left out is known when all have run, so until then the messages of a linear method are kept apart too.
-    streaming = stream and validation is None
-
-    def data_of(client: Array) -> Shard:
-        return shards.of(client) if pooled is None else pooled
-
-    def work(task: Task, chunk: int, here: Record, mine: Slots) -> Visited:
-        judge = None
-        if validation is not None:
-            judge = partial(own_uncertainty, personal, task, down, shards, validation, root, t)
-
-        def place(record: Record, slot: Slots) -> Visited:
-            return visit(
-                method, task, channel, down, data_of(slot.ids), record, slot.ids, slot.uploads, t, root,
-                weighting=plan.weighting, limits=limits, batched=plan.chunk > 1, judge=judge,
-            )  # fmt: skip
-
-        return _work_through(place, here, mine, chunk, streaming)
-
+    streaming = stream and inputs.validation is None
     mine = _own_share(slots, plan)
-    here, messages, info, status, doubt = _by_group(work, method, tasks, plan, here, mine, streaming)
+    work = partial(_visits, plan, inputs, context, pooled, streaming)
+    here, messages, info, status, doubt = _by_group(work, method, inputs.tasks, plan, here, mine, streaming)
     status, left_out = _gathered(status), {}
     if doubt is not None:
         out = screen.most_uncertain(_gathered(doubt.uncertainty), status == COUNTED, plan.exclude)
@@ -270,24 +256,45 @@ def _round(
         messages = _weighted_sum(messages) if stream else messages
     info, scores = _gathered(info), None
     if isinstance(channel, privacy.NoisedSum):
-        messages, scores = _released(channel, method, tasks[0], down, messages, rng.key(root, Stream.NOISE, t))
+        messages = channel.release(lax.psum(messages.payload, AXIS), rng.key(inputs.root, Stream.NOISE, t))
+        scores = None if channel.canaries is None else channel.canaries.scores(messages)
     else:
         messages = _summed(messages) if stream else _gathered(messages)
-        if plan.robust is not None:
-            references = uplink.references_of(method, tasks[0], down, messages.payload)
-            messages = centre(plan.robust, messages, references)
         if isinstance(channel, privacy.Noised) and channel.canaries is not None:
             scores = _heard(channel.canaries, slots.ids, info.pop(HEARD))
-    after, server_info = method.aggregate(tasks[0], server, messages, rng.key(root, Stream.SERVER, t))
-    discarded = ~trees.all_finite(after)  # as a deployed server does
-    server = trees.select(discarded, server, after)
+    key = rng.key(inputs.root, Stream.SERVER, t)
+    server, server_info, discarded = server_step(context, server, messages, key, rule=plan.robust)
     # Figures of an update that is too large tell what is wrong with it; one that is not finite has none to tell.
     info = _mean_info(info, (status != EMPTY) & (status != REJECTED))
     return server, here, Trace(slots.ids, status, {**info, **server_info, **left_out}, discarded, scores)
 
 
+def _visits(
+    plan: Plan,
+    inputs: RoundInputs,
+    context: RoundContext,
+    pooled: Shard | None,
+    streaming: bool,
+    group: tuple[Task, int],
+    places: tuple[Record, Slots],
+) -> Visited:
+    """What comes of the visits in the places of this device that belong to one group, which has a task and a chunk."""
+    task, chunk = group
+    context = replace(context, task=task)
+    judge = None
+    if inputs.validation is not None:  # personalisation knows no schedule
+        own = replace(context, method=inputs.method)
+        judge = partial(own_uncertainty, own, inputs.train, inputs.validation)
+
+    def place(record: Record, slot: Slots) -> Visited:
+        data = inputs.train.of(slot.ids) if pooled is None else pooled
+        return visit(context, data, record, slot.ids, slot.uploads, batched=plan.chunk > 1, judge=judge)
+
+    return _work_through(place, *places, chunk, streaming)
+
+
 def _by_group(
-    work: Callable[[Task, int, Record, Slots], Visited],
+    work: Callable[[tuple[Task, int], tuple[Record, Slots]], Visited],
     method: Method,
     tasks: Tasks,
     plan: Plan,
@@ -297,13 +304,13 @@ def _by_group(
 ) -> Visited:
     """What `work` makes of this device's places, group after group; their states are unpacked on the way."""
     if len(tasks) == 1:
-        return work(tasks[0], plan.chunk, here, mine)
+        return work((tasks[0], plan.chunk), (here, mine))
     size, first, parts = _record_words(method, tasks), 0, []
     for task, (share, chunk) in zip(tasks, plan.shares, strict=True):
         records, slots = jax.tree.map(lambda leaf, a=first, n=share: leaf[a : a + n], (here, mine))
         like = architectures.client_shape(method, task)
         records = replace(records, client=jax.vmap(partial(architectures.unpack, like=like))(records.client))
-        records, *rest = work(task, chunk, records, slots)
+        records, *rest = work((task, chunk), (records, slots))
         packed = jax.vmap(partial(architectures.pack, size=size))(records.client)
         parts.append((replace(records, client=packed), *rest))
         first += share
@@ -363,15 +370,6 @@ def _summed(total: Message) -> Message:
     payload, weight = lax.psum((total.payload, total.weight), AXIS)
     mean = trees.scale(1 / jnp.where(weight > 0, weight, 1.0), payload)
     return _stack_of_one(Message(mean, weight))
-
-
-def _released(
-    channel: privacy.NoisedSum, method: Method, task: Task, down: Any, total: Message, key: Key
-) -> tuple[Message, Array | None]:
-    """The noised mean over all devices as a stack of one, weighing what is expected, and what canaries leave in it."""
-    difference = channel.release(lax.psum(total.payload, AXIS), key)
-    scores = None if channel.canaries is None else channel.canaries.scores(difference)
-    return privacy.released(channel, method, task, down, difference), scores
 
 
 def _heard(canaries: privacy.Canaries, ids: Array, told: Array) -> Array:

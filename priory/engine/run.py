@@ -2,40 +2,36 @@
 
 import dataclasses
 import math
+import resource
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from priory import uncertainty
-from priory.certificate import DELTA, DRAWS, TOOK_PART, Certificate
-from priory.core import rng
+from priory import methods, uncertainty
+from priory.certificate import DELTA, DRAWS, Certificate
+from priory.core import trees
 from priory.core.errors import UsageError
-from priory.core.rng import Key, Stream
 from priory.data import Federation
 from priory.effects import Effects, arviz, check_effects, inference_data
-from priory.engine import certified
-from priory.engine.certified import Basis
+from priory.engine import certified, devices, personalise
+from priory.engine.advice import Adviser
 from priory.engine.divergence import DIVERGED
-from priory.engine.personal import PersonalModel, Source, Verb, shard_of
+from priory.engine.evaluator import NEWCOMERS, AnyScores, Evaluator
+from priory.engine.personal import PersonalModel, shard_of
 from priory.engine.prediction import Prediction
+from priory.engine.run_log import RunLog, rounded
 from priory.engine.settings import Settings
-from priory.evaluate import current_client, personal_posterior
-from priory.fed.capabilities import AdviceWarning, Evidence, SharedModel, Unlabelled
+from priory.fed.capabilities import AdviceWarning, Evidence
 from priory.fed.method import Method, Task
-from priory.fed.shard import Shard, Shards
-from priory.metrics import RegressionScores, Scores
-from priory.store import RunDirectory
+from priory.metrics import Scores
+from priory.store import Checkpoint, RunDirectory
 from priory.uncertainty import Uncertainty
-
-NEWCOMERS = ("newcomers", "newcomers_unlabelled", "newcomers_global")  # with labels, with inputs alone, with nothing
 
 
 @dataclass(frozen=True)
@@ -61,41 +57,85 @@ class Run:
     """What a simulation leaves: scores, server, and a personal model for every client.
 
     Attributes:
-        name: Registered name of the method.
-        completed: Rounds done.
+        evaluator: The problem, the server and what clients keep, after the rounds so far.
+        log: Lines of the metrics, counters, and the run directory if there is one.
+        adviser: The advice on the run.
+        manifest: The settings as a run directory has them.
+        commit: What a commit holds besides states and counters.
         personal: Scores of the clients' own models on their own test examples; None without any.
         population: Scores of the global model; None if the method has none.
         newcomers: Scores of held-out clients after onboarding with labels; None without any.
         newcomers_unlabelled: Of what their training inputs alone give; None if the method cannot use these.
         newcomers_global: Of the global model, which has seen nothing of them; None if the method has none.
-        history: A line for each evaluation, as in metrics.jsonl; `list(run.history)` is what `json.dumps` takes.
         communication: Bytes down and up for each client and round.
         seconds: Spent compiling, training, evaluating.
         extra: What else is to be known, such as clients whose updates were not finite.
-        path: The run directory, if there is one.
     """
 
-    method: Method
-    name: str
-    federation: Federation
-    task: Task
-    settings: Settings
-    server: Any = field(repr=False)
-    completed: int
-    personal: Scores | RegressionScores | None
-    population: Scores | RegressionScores | None
-    newcomers: Scores | RegressionScores | None
-    newcomers_unlabelled: Scores | RegressionScores | None
-    newcomers_global: Scores | RegressionScores | None
-    history: Sequence[dict[str, Any]] = field(repr=False)
+    evaluator: Evaluator = field(repr=False)
+    log: RunLog = field(repr=False)
+    adviser: Adviser = field(repr=False)
+    manifest: dict[str, Any] = field(repr=False)
+    commit: dict[str, Any] = field(repr=False)
+    personal: AnyScores
+    population: AnyScores
+    newcomers: AnyScores
+    newcomers_unlabelled: AnyScores
+    newcomers_global: AnyScores
     communication: dict[str, int | None]
     seconds: dict[str, float]
     peak_rss_bytes: int
     extra: dict[str, Any]
-    path: Path | None
-    train: Shards = field(repr=False)
-    root: Key = field(repr=False)
-    session: Any = field(repr=False)
+
+    @property
+    def method(self) -> Method:
+        """The method as it was given."""
+        return self.evaluator.ready.method
+
+    @property
+    def name(self) -> str:
+        """Registered name of the method."""
+        return methods.name_of(self.method)
+
+    @property
+    def federation(self) -> Federation:
+        """The clients and their examples."""
+        return self.evaluator.ready.federation
+
+    @property
+    def settings(self) -> Settings:
+        """How the run was made."""
+        return self.evaluator.ready.settings
+
+    @property
+    def task(self) -> Task:
+        """The problem of the first group of clients; of all, where there are no others."""
+        return self.evaluator.ready.task
+
+    @property
+    def server(self) -> Any:
+        """What the server keeps."""
+        return self.evaluator.server
+
+    @property
+    def completed(self) -> int:
+        """Rounds done."""
+        return self.evaluator.completed
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all rounds are done."""
+        return self.completed >= self.evaluator.ready.last_round
+
+    @property
+    def history(self) -> Sequence[dict[str, Any]]:
+        """A line for each evaluation, as in metrics.jsonl; `list(run.history)` is what `json.dumps` takes."""
+        return self.log.history
+
+    @property
+    def path(self) -> Path | None:
+        """The run directory, if there is one."""
+        return self.log.directory.path if self.log.directory else None
 
     def __repr__(self) -> str:
         done = f"{self.name}, {self.completed} rounds on {self.federation.name}"
@@ -115,21 +155,7 @@ class Run:
 
     def client(self, client: int | str) -> PersonalModel:
         """The personal model of a client of the federation, its sets calibrated on its validation rows."""
-        index = self.check_client(client)
-        joined, state = self.session.record_of(index)
-        data = _shard(self.train, index)
-        model = self._personalised(data, index, jnp.asarray(joined), state, TOOK_PART)
-        if self.settings.exclude_uncertain:  # the rows have chosen who is heard
-            return model
-        held = _shard(uncertainty.validation_of(self.federation, self.session.test), index)
-        return model.calibrated_on(held)
-
-    def check_client(self, client: int | str) -> int:
-        """The position of a client that took part; raises for any other."""
-        index = self.federation.index(client)
-        if index >= self.task.num_clients:
-            raise UsageError(f"client={client} was held out as a newcomer; give its data to `onboard`.")
-        return index
+        return personalise.participant(self.evaluator, self.federation.participant(client))
 
     def predict(self, client: int | str, x: Any, scale: Any = None, encoded: bool = False) -> Prediction:
         """What the personal model of a client says about raw inputs; arguments as for `PersonalModel.predict`."""
@@ -149,17 +175,14 @@ class Run:
         if x is None:
             if y is not None:
                 raise UsageError("y was given without x, and labels belong to inputs; give both, or neither.")
-            return self._of_population("data", "x and y")
+            return personalise.without_rows(self.evaluator, "data", "x and y")
         data = shard_of(self.federation.form, x, y, None if y is None else scale, encoded)
         if y is None:
-            return self._inferred(data)
-        place = len(self.federation.clients)
-        _, state = self.session.record_of(place % len(self.session.tasks))  # its shape, of a client with that network
+            return personalise.without_labels(self.evaluator, data)
         groups = None if group is None else np.asarray(group)
         if groups is not None and groups.shape != (int(data.count),):
             raise UsageError(f"group has shape {groups.shape} and y {int(data.count)} rows; give one value for each.")
-        visits, basis = self.settings.onboard_visits, certified.basis_of(self, data, place, groups)
-        return self._personalised(data, place, jnp.bool_(False), state, basis, visits)
+        return personalise.newcomer(self.evaluator, data, groups)
 
     def elbo(self) -> Elbo:
         """The bound on log p(D) under the model's prior, with one draw of each client's weights.
@@ -171,7 +194,7 @@ class Run:
                 f"{self.name} has no bound on log p(D), since it has no `server_evidence` and `client_evidence`; "
                 "choose a method with a prior over all clients, or give it both."
             )
-        evidence, server = self.session.evidence()
+        evidence, server = self.evaluator.evidence()
         per_client = evidence.astype(np.float64)
         total = float(per_client.sum()) + server
         if not math.isfinite(total):
@@ -202,7 +225,7 @@ class Run:
         if kept is not None and uncertainty.stands_for(kept, *asked):
             return kept if inputs is not None else dataclasses.replace(kept, ood=None)
         found = uncertainty.measure(
-            self.session.answers(inputs),
+            self.evaluator.answers(inputs),
             inputs,
             classes=self.federation.classes,
             rounds=self.completed,
@@ -222,7 +245,7 @@ class Run:
         Where the run has a directory they are kept in `certificates.json`. `docs/guide/newcomers.md` says how to read
         them.
         """
-        return certified.of_newcomers(self, delta, draws)
+        return certified.of_newcomers(self.evaluator, self.path, delta, draws)
 
     def certificate(
         self, client: int | str, prior: "Run | None" = None, delta: float = DELTA, draws: int = DRAWS
@@ -234,7 +257,10 @@ class Run:
             prior: A run of the same method and model on a federation that held the client out. What it learned is the
                 prior; all of the network that is not drawn is taken from it, and so is the scaling of inputs.
         """
-        return certified.of_client(self, client, prior, delta, draws)
+        held_out = None if prior is None else prior.evaluator
+        return certified.of_client(
+            self.evaluator, client, held_out, lambda: self.client(client).posterior, delta, draws
+        )
 
     def effects(self, level: float = 0.9, draws: bool = False) -> Effects:
         """The random effects of every client that takes part, with central intervals, where the method has any.
@@ -247,7 +273,10 @@ class Run:
             draws: Whether to keep the draws that they are computed from.
         """
         check_effects(self.method, self.name, level)
-        found: Effects = self.session.effects(level, draws)
+        # What is shown is taken for the answer, whatever rounds are still to come.
+        advice = self.adviser.of_figures(self.log.info, progress=1.0)
+        self.adviser.warn({kind: advice[kind] for kind in advice if kind not in self.adviser.warned})
+        found = self.evaluator.effects(level, draws, advice)
         if found.warning is not None:
             warnings.warn(found.warning, AdviceWarning, stacklevel=2)
         return found
@@ -267,7 +296,7 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The contents of summary.json."""
 
-        def scores(of: Scores | RegressionScores | None) -> dict[str, Any] | None:
+        def scores(of: AnyScores) -> dict[str, Any] | None:
             return None if of is None else of.to_json()
 
         return {
@@ -277,7 +306,7 @@ class Run:
             "global": scores(self.population),
             **{part: scores(getattr(self, part)) for part in NEWCOMERS},
             "communication": self.communication,
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "seconds": rounded(self.seconds),
             "peak_rss_bytes": self.peak_rss_bytes,
             "extra": self.extra,
         }
@@ -297,50 +326,61 @@ class Run:
         return table
 
     def save(self, path: Path | str) -> None:
-        """Write a run directory that `priory.load` reads."""
-        self.session.save(Path(path), self)
+        """Write a run that was kept in memory as a run directory, which `priory.load` reads."""
+        evaluator, directory = self.evaluator, RunDirectory(path)
+        directory.create(self.manifest)
+        ready, states = evaluator.ready, evaluator.client_states
+        checkpoint = Checkpoint(directory.checkpoint, self.server, ready.record, self.task.num_clients)
+        for piece, padded in evaluator.pieces(np.arange(self.task.num_clients)):
+            records = devices.to_host(states.take(padded, self.completed), ready.plan.mesh)
+            there = np.flatnonzero(records.joined[: len(piece)])
+            joined = jax.tree.map(lambda leaf, there=there: leaf[there], records)
+            checkpoint.clients.write(piece[there], joined, self.completed, 0)
+        log = self.log.copied_to(directory, checkpoint)
+        log.commit(devices.to_host(self.server, ready.plan.mesh), self.commit)
+        checkpoint.close()
+        if self.is_finished:
+            directory.write_summary(self.summary(), self.per_client())
 
-    def _personalised(
-        self, data: Shard, place: int, joined: Array, state: Any, basis: Basis | str, visits: int = 0
-    ) -> PersonalModel:
-        down = self.method.broadcast(self.server)
-        key_post, key_predict, _ = _keys(self.root, self.completed, place, num=3)
-        task = self.session.task_of(place)
-        args = (self.method, task, down, data, self.root, jnp.int32(place), joined, state, key_post)
-        posterior = _personalise(*args, visits=visits, settled=self.session.settled)
-        return self._model(task, posterior, key_predict, "personalise", basis, place)
 
-    def _inferred(self, data: Shard) -> PersonalModel:
-        down = self.method.broadcast(self.server)
-        if not isinstance(self.method, Unlabelled):
-            return self._of_population("labels", "y as well")
-        key_infer, key_predict = self._keys_of_newcomer()
-        posterior = _infer(self.method, self.task, down, data, key_infer)
-        return self._model(self.task, posterior, key_predict, "infer", certified.WITHOUT_LABELS)
+def result(
+    evaluator: Evaluator,
+    log: RunLog,
+    adviser: Adviser,
+    scores: tuple[AnyScores, AnyScores, dict[str, AnyScores]],
+    manifest: dict[str, Any],
+    commit: dict[str, Any],
+) -> Run:
+    """The run as far as it is.
 
-    def _of_population(self, lacking: str, remedy: str) -> PersonalModel:
-        down = self.method.broadcast(self.server)
-        if not isinstance(self.method, SharedModel):
-            raise UsageError(
-                f"{self.name} has nothing for a client without {lacking}, since it has no global model; give {remedy}."
-            )
-        key_choice, key_predict = self._keys_of_newcomer()
-        posterior = self.method.population(self.task, down, None, key_choice)
-        return self._model(self.task, posterior, key_predict, "population", certified.WITHOUT_LABELS)
+    Args:
+        scores: Personal and global ones, and those of newcomers by the name of `NEWCOMERS`.
+    """
+    personal, population, newcomers = scores
+    method, up = evaluator.ready.method, log.info.get("bits", math.nan) / 8
+    down = jax.eval_shape(method.broadcast, evaluator.server)
+    return Run(
+        evaluator=evaluator,
+        log=log,
+        adviser=adviser,
+        manifest=manifest,
+        commit=commit,
+        personal=personal,
+        population=population,
+        **{part: newcomers.get(part) for part in NEWCOMERS},
+        communication={
+            "down_bytes": None if method.pools else trees.num_bytes(down),
+            "up_bytes": None if method.pools or not math.isfinite(up) else int(up),
+        },
+        seconds=dict(evaluator.ready.clock.seconds),
+        peak_rss_bytes=_peak_rss(),
+        extra=log.extra() | ({"advice": dict(adviser.given)} if adviser.given else {}),
+    )
 
-    def _model(
-        self, task: Task, posterior: Any, key: Key, verb: Verb, basis: Basis | str, place: int | None = None
-    ) -> PersonalModel:
-        """The model of the client at a place, which is past the end for one that comes later."""
-        names = self.federation.clients
-        client = names[place] if place is not None and place < len(names) else None
-        source = Source(self.name, verb, self.session.model_text(place or 0), client, self.completed)
-        return PersonalModel(self.method, task, posterior, self.federation.form, key, source, basis=basis)
 
-    def _keys_of_newcomer(self) -> tuple[Key, Key]:
-        """A key for the posterior and one for predictions; a client that comes later takes the next free number."""
-        key_posterior, key_predict = _keys(self.root, self.completed, len(self.federation.clients), num=2)
-        return key_posterior, key_predict
+def _peak_rss() -> int:
+    """The most memory that this process has held, which includes earlier runs in it; macOS counts bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _kept_uncertainty(path: Path) -> Uncertainty | None:
@@ -350,43 +390,3 @@ def _kept_uncertainty(path: Path) -> Uncertainty | None:
         return None if table is None else Uncertainty.from_json(table)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None  # of another version: it is computed anew
-
-
-def _shard(shards: Shards, client: int) -> Shard:
-    """One client's shard, outside of any program."""
-    start, lengths = _run_of(shards.start, shards.count, client)
-    return Shard(shards.pool, start, lengths, shards.capacity)
-
-
-@jax.jit
-def _run_of(start: Array, count: Array, client: Array) -> tuple[Array, Array]:
-    return start[client][None], count[client][None]
-
-
-@partial(jax.jit, static_argnames="num")
-def _keys(root: Key, t: Array, place: Array, *, num: int) -> tuple[Key, ...]:
-    return tuple(jax.random.split(rng.key(root, Stream.EVALUATION, t, place), num))
-
-
-@jax.jit
-def _infer(method: Unlabelled, task: Task, down: Any, data: Shard, key: Key) -> Any:
-    return method.infer(task, down, data, key)
-
-
-@partial(jax.jit, static_argnames="visits")
-def _personalise(
-    method: Method,
-    task: Task,
-    down: Any,
-    data: Shard,
-    root: Key,
-    place: Array,
-    joined: Array,
-    state: Any,
-    key: Key,
-    *,
-    visits: int,
-    settled: Method,
-) -> Any:
-    client = current_client(method, task, down, root, place, joined, state)
-    return personal_posterior(method, settled, task, down, client, data, key, visits)

@@ -13,7 +13,7 @@ from priory.engine import manifest, settings
 from priory.engine.compilation import let_go_of_programs
 from priory.engine.prepared import Prepared, prepare
 from priory.engine.run import Run
-from priory.engine.session import Listener, Session
+from priory.engine.runner import Listener, Runner
 from priory.fed.method import Channel, Method
 from priory.store import RunDirectory, check_no_links
 from priory.track import Tracker
@@ -46,7 +46,7 @@ def simulate(
     let_go_of_programs()
     ready = check(method, federation, model=model, channel=channel, out=out, track=track, **options)
     tracker = _tracker(track, out)  # before a directory is made
-    return Session.begin(ready, out, resume=False).run(listener, stop, tracker)
+    return Runner.begin(ready, out).run(listener, stop, tracker)
 
 
 def check(
@@ -113,11 +113,11 @@ def resume(
     if not is_finished:
         check_no_links(Path(path))
     let_go_of_programs()
-    session = _reopen(path, federation, method, model, channel, trust_code)
+    runner = _reopen(path, federation, method, model, channel, trust_code)
     tracker = _tracker(track, path)
     if is_finished:
-        return session.loaded(tracker)
-    return session.run(listener, stop, tracker)
+        return runner.loaded(tracker)
+    return runner.run(listener, stop, tracker)
 
 
 def load(
@@ -147,7 +147,7 @@ def _reopen(
     model: Any,
     channel: Channel | None,
     trust_code: bool,
-) -> Session:
+) -> Runner:
     trusted = trust_code or model is not None  # a network that is given takes the place of the one that is named
     table = RunDirectory(path).manifest()
     recipe = manifest.read(table, federation, method, file=Path(path, "manifest.toml"), trust_code=trusted)
@@ -163,4 +163,4 @@ def _reopen(
             "another order, so the last bits will differ.",
             stacklevel=3,
         )
-    return Session.prepare(recipe.method, recipe.federation, recipe.settings, model, channel, path, resume=True)
+    return Runner.reopen(recipe, path, model, channel)

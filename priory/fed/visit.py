@@ -9,7 +9,7 @@ from jax import Array
 
 from priory.core import rng, trees
 from priory.core.rng import Key, Stream
-from priory.core.struct import replace, struct
+from priory.core.struct import replace, static, struct
 from priory.fed import channel as uplink
 from priory.fed import privacy, screen
 from priory.fed.method import Channel, Info, Message, Method, Task
@@ -20,6 +20,34 @@ from priory.fed.shard import Shard
 EMPTY, COUNTED, KEPT, REJECTED = range(4)
 STATUSES = ("empty", "counted", "kept", *screen.REASONS[1:])  # in words
 HEARD = "heard"  # an auditor's figure of a visit, kept apart from what is averaged
+
+
+Weighting = Literal["method", "uniform", "examples"]
+
+
+@struct
+class RoundContext:
+    """Everything that the clients and the server of a round share.
+
+    Attributes:
+        method: As the schedules have it in round t.
+        task: The problem, with the network of the clients' group.
+        channel: What uploads go through.
+        down: What was broadcast.
+        root: Of the run's randomness.
+        t: The round.
+        limits: What a message may be at most; a private channel has its own.
+        weighting: `method` keeps the weight that a client sends; `uniform` and `examples` override it.
+    """
+
+    method: Method
+    task: Task
+    channel: Channel | None
+    down: Any
+    root: Key
+    t: Array
+    limits: screen.Limits = screen.LIMITS
+    weighting: Weighting = static(default="method")
 
 
 @struct
@@ -64,52 +92,41 @@ def reason_of(status: int) -> str:
 
 
 def visit(
-    method: Method,
-    task: Task,
-    channel: Channel | None,
-    down: Any,
+    context: RoundContext,
     data: Shard,
     record: Record,
     client: Array,
     uploads: Array,
-    t: Array,
-    root: Key,
     *,
-    weighting: Literal["method", "uniform", "examples"] = "method",
-    limits: screen.Limits = screen.LIMITS,
     batched: bool = False,
     judge: Callable[[Array, Any], Array] | None = None,
 ) -> Visited:
-    """One client's part of round t: its record, message, info and status, and its doubt if there is a judge.
+    """One client's part of a round: its record, message, info and status, and its doubt if there is a judge.
 
     Args:
-        method: As the schedules have it in round t.
-        down: What was broadcast.
         data: The client's training examples.
         record: What was kept of it; zeros if it is called for the first time.
         client: Its number among all clients.
         uploads: Whether its message may count; else it runs and keeps its state alone.
-        root: Of the run's randomness.
-        weighting: `method` keeps the weight that the client sends; `uniform` and `examples` override it.
-        limits: What its message may be at most; a private channel has its own.
         batched: Whether this is called under a `vmap`.
         judge: Uncertainty of a client with a number and a state, asked if it uploads.
     """
+    method, task, channel, down = context.method, context.task, context.channel, context.down
+    root, t = context.root, context.t
 
     def enrol() -> Any:
         return method.init_client(task, down, rng.key(root, Stream.ENROL, client))
 
     state = trees.either(record.joined, lambda: record.client, enrol, batched=batched)
-    key = rng.key(root, Stream.CLIENT, t, client)
-    state, message, info = method.client_update(task, down, state, data, key)
+    state, message, info = method.client_update(task, down, state, data, rng.key(root, Stream.CLIENT, t, client))
     message = replace(message, sender=client)
-    if weighting != "method":
-        weight = 1.0 if weighting == "uniform" else data.count.astype(jnp.float32)
+    if context.weighting != "method":
+        weight = 1.0 if context.weighting == "uniform" else data.count.astype(jnp.float32)
         message = replace(message, weight=jnp.where(message.weight > 0, weight, message.weight))
     memory = trees.select(record.joined, record.memory, uplink.memory_of(channel, message.payload))
     key = rng.key(root, Stream.CHANNEL, t, client)
     if privacy.is_private(channel):
-        return _in_private(channel, method, task, down, record, uploads, (state, message, info), key)
+        return _in_private(context, channel, record, uploads, (state, message, info), key)
     message, sent, bits = uplink.transmit(channel, method, task, down, message, memory, key)
     doubt = None
     if judge is not None:
@@ -118,17 +135,15 @@ def visit(
         doubt = Doubt(trees.either(uploads, uncertainty, unknown, batched=batched), memory)
     memory = trees.select(uploads, sent, memory)  # who does not upload has sent nothing
     reference = uplink.reference_of(method, task, down, message.payload)
-    found = _verdict(message, reference, limits, state)
+    found = _verdict(message, reference, context.limits, state)
     good = found == 0
     kept = trees.select(good, Record(jnp.bool_(True), state, memory), record)
     return kept, screen.silence(message, good & uploads), {**info, "bits": bits}, _status(found, uploads), doubt
 
 
 def _in_private(
+    context: RoundContext,
     channel: privacy.Private,
-    method: Method,
-    task: Task,
-    down: Any,
     record: Record,
     uploads: Array,
     updated: tuple[Any, Message, Info],
@@ -138,7 +153,7 @@ def _in_private(
     state, message, info = updated
     found = _verdict(message, message.payload, screen.UNLIMITED, state)  # the channel itself bounds what is sent
     good = found == 0
-    message, bits, heard = privacy.upload(channel, method, task, down, message, good, key)
+    message, bits, heard = privacy.upload(channel, context.method, context.task, context.down, message, good, key)
     info = {**info, "bits": bits}
     if isinstance(channel, privacy.Noised) and channel.canaries is not None:
         info[HEARD] = jnp.where(uploads, heard, 0.0)

@@ -15,7 +15,8 @@ from priory.core.errors import UsageError
 from priory.core.reading import parse_json, read_text
 from priory.data import Federation
 from priory.engine import Listener, Settings, check, manifest, resume, settings, simulate
-from priory.engine.run import NEWCOMERS, Run
+from priory.engine.evaluator import NEWCOMERS
+from priory.engine.run import Run
 from priory.fed import schedule
 from priory.fed.method import Method
 from priory.reproduce import measures
@@ -130,7 +131,7 @@ class Cell:
             shutil.rmtree(place, ignore_errors=True)
             asked = dataclasses.asdict(self.settings)
             run = simulate(self.method, federation, out=place, listener=listener, stop=stop, **asked)
-        if run.completed < run.session.last_round:
+        if not run.is_finished:
             return None
         found = self._record(run, RunDirectory(place).manifest()["environment"])
         write_atomically(self.path, json.dumps(found, indent=1) + "\n")

@@ -9,9 +9,10 @@ from functools import cache
 import numpy as np
 import scipy
 
-from priory import data, metrics
+from priory import data
 from priory.bayes import spike_slab
 from priory.core.errors import UsageError
+from priory.engine.evaluator import summarised
 from priory.engine.run import Run
 from priory.fed import schedule
 from priory.fed.capabilities import AdviceWarning
@@ -118,9 +119,11 @@ def without_labels(run: Run) -> dict[str, float]:
     """
     inside, outside = run.population, run.newcomers_global
     if run.newcomers_unlabelled is not None:
-        plain = dataclasses.replace(run.session, method=schedule.put(run.method, ("refine_epochs",), 0))
-        total = plain._tallies(np.arange(run.federation.num_clients), visits=0, arriving=True)
-        inside, outside = metrics.summarise(total.unlabelled), run.newcomers_unlabelled
+        ready = run.evaluator.ready
+        inputs = dataclasses.replace(ready.inputs, method=schedule.put(run.method, ("refine_epochs",), 0))
+        plain = dataclasses.replace(run.evaluator, ready=dataclasses.replace(ready, inputs=inputs))
+        total = plain.tallies(np.arange(run.federation.num_clients), onboard_visits=0)
+        inside, outside = summarised(total.unlabelled), run.newcomers_unlabelled
     if not isinstance(inside, Scores) or not isinstance(outside, Scores):
         return {}
     ours, theirs = (each.per_client["accuracy"][np.isfinite(each.per_client["accuracy"])] for each in (inside, outside))

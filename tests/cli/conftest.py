@@ -14,9 +14,8 @@ import pandas as pd
 import pytest
 
 from priory.cli import main
+from priory.engine.evaluator import NEWCOMERS, Evaluator
 from priory.engine.prepared import Prepared
-from priory.engine.run import NEWCOMERS
-from priory.engine.session import Session
 
 TINY = ["--data", "digits", "--partition", "iid", "--clients", "5", "--rounds", "3", "--model", "linear"]
 # With newcomers and validation rows, for a posterior; tests/report trains the same.
@@ -50,8 +49,8 @@ def _somewhere_else(somewhere_else):
 def without_scores() -> Iterator[None]:
     """Let runs end without evaluations, which are programs of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "_evaluate", lambda *_: (None, None))
-        patch.setattr(Session, "_evaluate_newcomers", lambda *_: dict.fromkeys(NEWCOMERS))
+        patch.setattr(Evaluator, "scores", lambda *_: (None, None))
+        patch.setattr(Evaluator, "newcomer_scores", lambda *_: dict.fromkeys(NEWCOMERS))
         patch.setattr(Prepared, "_rehearse_scores", lambda *_: None)
         yield
 

@@ -33,7 +33,7 @@ from priory.deploy.node_keys import SuperLink
 from priory.deploy.node_log import NodeLog
 from priory.deploy.processes import Fleet
 from priory.engine import audit, simulate
-from priory.engine.session import Session
+from priory.engine.runner import Runner
 from priory.reproduce.cells import Cell
 from tests.cli import any_flags
 from tests.cli.conftest import SITES, TINY, patients
@@ -104,12 +104,12 @@ def test_every_command_is_tried():
 
 def stop_before_training(patch: pytest.MonkeyPatch) -> None:
     """End a command as Ctrl-C would where it begins to train, to start processes, or to ask a SuperLink."""
-    begin = Session.begin.__func__
+    begin = Runner.begin.__func__
 
-    def opened(cls, ready, out, resume):
+    def opened(cls, ready, out, resume=False):
         return begin(cls, ready, out, resume) if resume else _interrupted()
 
-    patch.setattr(Session, "begin", classmethod(opened))
+    patch.setattr(Runner, "begin", classmethod(opened))
     patch.setattr(sys.modules[simulate.__module__], "_tracker", lambda *_: None)
     for owner, name in ((tuner, "_scores_of_part"), (Cell, "run"), (Fleet, "__init__"), (audit, "_observe")):
         patch.setattr(owner, name, _interrupted)

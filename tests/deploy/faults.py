@@ -215,7 +215,7 @@ class FaultyLink:
     def nodes(self) -> list[int]:
         """Those that are up; a node that was killed comes back with nothing but its directory."""
         for node, fault in list(self._away.items()):
-            if self._server.completed > fault.round + fault.absent:
+            if self._server.log.completed > fault.round + fault.absent:
                 del self._away[node]
                 self._clients[node] = self._made.client(self._numbers[node])
         return [node for node in self._clients if node not in self._away]
@@ -225,7 +225,7 @@ class FaultyLink:
         kind = next((request.kind for request in requests.values()), "")
         if kind != "train":
             if kind == "evaluate":
-                self._die("while evaluating", self._server.completed)
+                self._die("while evaluating", self._server.log.completed)
             for node, request in requests.items():
                 reply = self._clients[node].answer(request)
                 if kind == "evaluate" and not reply.error:

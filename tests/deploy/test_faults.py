@@ -57,7 +57,7 @@ def test_a_federation_survives_ten_faults(deployed, seed, tmp_path, tmp_path_fac
     assert link.left == []
     for outcome in ("struck", "recovered"):
         assert sum(tally[outcome] for tally in link.account.tally.values()) == EACH
-    assert server.completed == ROUNDS
+    assert server.log.completed == ROUNDS
     assert bool(trees.all_finite(server.server))
     check_account(server, summary, link, mode)
     check_states(made, server, link, tmp_path)
@@ -78,8 +78,8 @@ def check_account(server, summary, link, mode):
     lines = [line for line in RunDirectory(directory).metrics() if line["usable"] is not None]
     assert [line["refused"] for line in lines] == account.lines
     assert [line["usable"] for line in lines] == [CLIENTS - len(line) for line in account.lines]
-    assert summary["extra"]["reasons"] == server.reasons == account.reasons
-    assert summary["extra"]["rejected"] == server.rejected == account.rejected
+    assert summary["extra"]["reasons"] == server.log.reasons == account.reasons
+    assert summary["extra"]["rejected"] == server.log.rejected == account.rejected
     assert set(summary["personal"]["clients"]) >= {"mean", "worst"}
     for kind, tally in account.tally.items():
         if kind in REFUSED:

@@ -257,7 +257,7 @@ def test_a_server_on_a_mutated_directory_starts_or_refuses(federation, name, mut
     made, _ = federation
     with damaged(federation, made.place / "server" / name, mutate), contextlib.suppress(UsageError):
         server = Server(made.charter, Loopback({}), Operations(made.place / "server", wait=1.0))
-        assert server.completed <= 2
+        assert server.log.completed <= 2
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(server.server))
 
 

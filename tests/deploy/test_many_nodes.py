@@ -36,8 +36,8 @@ def test_memory_and_open_files_stay_flat(deployed, name):
     made.link.seen = seen = {}
     server = made.server()
     server.go()
-    assert server.completed == ROUNDS
-    assert server.reasons == {}
+    assert server.log.completed == ROUNDS
+    assert server.log.reasons == {}
     (before, files), (after, files_after) = seen[SETTLED], seen[ROUNDS]
     told = ", ".join(f"{t}: {rss / MEGABYTE:.1f} MB, {num} files" for t, (rss, num) in seen.items() if t % 5 == 0)
     print(f"\n{name}, {CLIENTS} nodes, after round {told}")

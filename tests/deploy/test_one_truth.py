@@ -6,7 +6,7 @@ import pytest
 
 import priory
 from priory import FedPop, Optimiser
-from priory.engine.session import Session
+from priory.engine.evaluator import Evaluator
 
 pytestmark = pytest.mark.xdist_group("several networks")  # tests/cli/test_architectures.py trains the same
 ONE = {"model": "linear"}
@@ -58,7 +58,7 @@ def test_so_they_do_with_every_setting_of_a_round(deployed, settings):
     server = made.server(min_replies=0)
     server.go()
     with pytest.MonkeyPatch.context() as patch:  # the simulator without its scores, which are a program of their own
-        patch.setattr(Session, "_evaluate", lambda *_: (None, None))
+        patch.setattr(Evaluator, "scores", lambda *_: (None, None))
         options = {"rounds": 3, "seed": 1, "eval_every": 0, **ONE, **settings}
         run = priory.simulate(made.charter.method, made.federation, **options)
     assert_same_server(server.server, run.server)
@@ -75,7 +75,7 @@ def test_parts_are_clipped_as_the_simulator_clips_them(deployed, form):
     start = jax.tree.map(np.asarray, server.server)
     server.go()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "_evaluate", lambda *_: (None, None))
+        patch.setattr(Evaluator, "scores", lambda *_: (None, None))
         run = priory.simulate(still, made.federation, seed=1, eval_every=0, model="mlp:4", **options)
     moved = [jax.tree.map(np.subtract, end, start) for end in (server.server, run.server)]
     for part, least in (("phi", 1e-2), ("beta", 1e-2)):

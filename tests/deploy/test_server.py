@@ -208,7 +208,7 @@ def test_a_server_that_died_in_its_commit_goes_on_from_the_one_before(deployed, 
         with pytest.raises(Killed):
             made.server().go()
     server = made.server()
-    assert server.completed == 1
+    assert server.log.completed == 1
     server.go()
     assert bits(server.server) == undisturbed[0]
 
@@ -538,7 +538,7 @@ def test_a_server_that_would_not_be_finite_is_the_old_one(deployed, monkeypatch)
     server.go()
     (event,) = events(made, "discarded")
     assert event["round"] == 1
-    assert server.completed == 2
+    assert server.log.completed == 2
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(server.server))
 
 

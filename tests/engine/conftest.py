@@ -62,7 +62,7 @@ def train(simulate: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, rounds: int = 4, **options: Any) -> Any:
         asked = iter([False] * rounds + [True])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)  # it is asked after every round
+            patch.setattr("priory.engine.runner.LOOK_SECONDS", 0.0)  # it is asked after every round
             patch.setattr(Prepared, "_rehearse_scores", lambda *_: None)
             return simulate(*args, rounds=rounds + 1, stop=lambda: next(asked), **options)
 

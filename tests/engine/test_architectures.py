@@ -119,7 +119,7 @@ def test_each_client_trains_as_if_all_had_its_model(mixed, trained):
 
 def test_every_group_gives_its_part_of_a_cohort(trained):
     part = trained(["linear"] * 2, cohort=3, rounds=1)
-    joined = [bool(part.session.record_of(i)[0]) for i in range(6)]
+    joined = [bool(part.evaluator.slot(i).joined) for i in range(6)]
     assert [sum(joined[group::2]) for group in range(2)] in ([2, 1], [1, 2])
 
 

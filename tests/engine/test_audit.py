@@ -155,7 +155,7 @@ def test_a_false_claim_is_refuted(audited, form):
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_true_claim_is_not_refuted(audited, form):
     run, found = audited(**form, dp_noise=3.0)
-    assert 1 < found.claim == run.session.ledger.spent(4) < 8
+    assert 1 < found.claim == run.log.ledger.spent(4) < 8
     assert found.bound <= found.audited
     assert not found.refuted
     assert found.holds == (found.audited < found.limit)
@@ -185,7 +185,7 @@ def attacked(begin, tmp_path, monkeypatch):
     """The audit of a run with a claim by an attacker who is right in a share of the coins; no round is run."""
 
     def made(right, canaries=None, **options):
-        def observe(session, ledger, num, rounds, told):
+        def observe(ready, ledger, num, rounds, told):
             heads = np.arange(num) % 2 == 0
             return heads, np.where(np.arange(num) < right * num, heads, ~heads) + np.linspace(0, 0.1, num)
 

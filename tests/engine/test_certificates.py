@@ -10,6 +10,8 @@ import priory
 from priory.core.errors import UsageError
 from priory.core.sealed import unsealed
 from priory.core.struct import replace
+from priory.engine.run_log import RunLog
+from tests.states import prepared_as
 
 # One batch holds every client; few draws of a step, and a prior that a client may leave.
 METHOD = priory.PFedBayes(zeta=1.0, work=priory.Work(steps=5, batch_size=16))
@@ -101,6 +103,12 @@ def test_a_few_rows_of_participants_are_told_and_more_are_refused(run):
             assert found.rounds == run.completed
 
 
+def elsewhere(run, **changes):
+    """The run without its directory, with other values in its federation."""
+    run = prepared_as(run, federation=dataclasses.replace(run.federation, **changes))
+    return dataclasses.replace(run, log=RunLog(None, None, None))
+
+
 def with_rows_of_participants(run, newcomers):
     """The run, as if all rows of these newcomers were ones of the first client."""
     federation = run.federation
@@ -109,7 +117,7 @@ def with_rows_of_participants(run, newcomers):
         rows = places[federation.rows(name, "train")]
         old = np.resize(places[federation.rows(0, "train")], len(rows))
         x[rows], y[rows] = x[old], y[old]
-    return dataclasses.replace(run, federation=dataclasses.replace(federation, x=x, y=y), path=None)
+    return elsewhere(run, x=x, y=y)
 
 
 def test_a_newcomer_with_rows_of_participants_is_refused_among_all_newcomers_too(run, found):
@@ -128,7 +136,7 @@ def grouped(run, rows_each):
     federation = run.federation
     group = np.arange(len(federation.y), dtype=np.int32) // rows_each
     spec = federation.spec | {"group": "patient"}
-    return dataclasses.replace(run, federation=dataclasses.replace(federation, group=group, spec=spec), path=None)
+    return elsewhere(run, group=group, spec=spec)
 
 
 def test_rows_of_groups_are_refused_with_the_column_the_reason_and_the_remedy(run, found):
@@ -165,13 +173,13 @@ def test_a_group_for_each_row_is_needed(run):
 
 def test_a_newcomer_without_a_certificate_costs_the_others_none(run, monkeypatch):
     whole = run.certificates()
-    counts = run.session.counts
+    counts = run.evaluator.counts
 
-    def diverged(ids, draws):
+    def diverged(_, ids, draws):
         found = counts(ids, draws)
         return replace(found, divergence=np.where(np.arange(len(ids)) == 0, np.inf, found.divergence))
 
-    monkeypatch.setattr(run.session, "counts", diverged)
+    monkeypatch.setattr(type(run.evaluator), "counts", diverged)
     with pytest.warns(UserWarning, match="The divergence of .* from the prior is inf"):
         left = run.certificates()
     assert list(left) == list(whole)[1:]
@@ -202,8 +210,9 @@ def test_a_prior_that_is_none_is_refused(run, everybody, arrays):
         everybody.certificate(run.federation.clients[0], prior=run)
     with pytest.raises(UsageError, match="was held out of this run, which is prior enough"):
         run.certificate(newcomer, prior=run)
+    other = replace(everybody.evaluator.ready.inputs, method=priory.SFedBayes())
     with pytest.raises(UsageError, match="another method, model or form of inputs"):
-        dataclasses.replace(everybody, method=priory.SFedBayes()).certificate(newcomer, prior=run)
+        prepared_as(everybody, inputs=other).certificate(newcomer, prior=run)
     turned = priory.data.from_arrays(**(arrays | {"y": 1 - arrays["y"]}), test=0.2, seed=0)
     with pytest.raises(UsageError, match="has other training rows in `prior`"):
-        dataclasses.replace(everybody, federation=turned).certificate(newcomer, prior=run)
+        prepared_as(everybody, federation=turned).certificate(newcomer, prior=run)

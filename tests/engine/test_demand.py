@@ -7,7 +7,7 @@ import pytest
 from priory.core import memory, trees
 from priory.core.errors import UsageError
 from priory.engine import demand
-from priory.engine.prepared import first_server, prepare
+from priory.engine.prepared import prepare
 from priory.engine.settings import Settings
 from priory.fed.local import Work
 from priory.methods.fedavg import FedAvg
@@ -93,7 +93,7 @@ def test_records_on_disk_count_only_for_the_clients_of_a_round(monkeypatch, fede
     resident = dataclasses.replace(PLAIN, cohort=2)
     stored = dataclasses.replace(resident, resident_bytes=0)
     ready = prepare(Local(), federation, stored)
-    server = jax.eval_shape(first_server, ready.method, ready.task, ready.root)
+    server = ready.first_server()
     monkeypatch.setattr(demand, "check_program", lambda *_: None)
     limited(monkeypatch, trees.num_bytes(server) + 3 * trees.num_bytes(ready.record))
     prepare(Local(), federation, stored)

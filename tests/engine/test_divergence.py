@@ -90,7 +90,7 @@ def test_few_bad_clients_in_the_last_rounds_do_not_stop_a_federation():
 def test_a_resumed_run_remembers_what_was_lost(simulate, tmp_path, federation):
     method, asked = priory.FedAvg(optimiser=priory.Optimiser("sgd", 1e30)), iter([False, True])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)
+        patch.setattr("priory.engine.runner.LOOK_SECONDS", 0.0)
         simulate(method, cohort=6, out=tmp_path / "run", stop=lambda: next(asked))
     with pytest.warns(AdviceWarning, match="the last 24 updates"):
         priory.resume(tmp_path / "run", federation=federation, method=method)

@@ -15,10 +15,11 @@ from priory.core.rng import Stream
 from priory.engine import devices
 from priory.engine.clients import Resident, Stored
 from priory.engine.cohort import Participation
-from priory.evaluate import current_client
+from priory.evaluate import ClientSlot, EvaluationContext, current_state
 from priory.models.model import Params
 from tests.methods.problems import Location
 from tests.older import edit_manifest
+from tests.states import prepared_as
 
 STATELESS = priory.FedHBNIW(epsilon=0.05)
 STATEFUL = priory.FedHBNIW(epsilon=0.05, stateful=True)
@@ -42,7 +43,8 @@ def verbs_of_clients(method, task, down, records, shards, root, t):
     def of_one(member):
         place, joined, client = member
         key_update, key_evidence = jax.random.split(rng.key(root, Stream.EVIDENCE, t, place))
-        client = current_client(method, task, down, root, place, joined, client)
+        context = EvaluationContext(method, method, task, down, root, t)
+        client = current_state(context, ClientSlot(place, joined, client))
         data = shards.of(place)
         _, message, _ = method.client_update(task, down, client, data, key_update)
         return method.client_evidence(task, down, message.payload, data, key_evidence)
@@ -95,10 +97,10 @@ def log_normal(mean, covariance):
 
 def assert_below(run, evidence):
     """Raises unless the bound, a mean over draws, lies 0 to 1.5 nats below the evidence by four standard errors."""
-    mesh, totals = run.session.plan.mesh, []
+    mesh, totals = run.evaluator.ready.plan.mesh, []
     for seed in range(200):
-        session = dataclasses.replace(run.session, root=devices.root_key(seed, mesh))
-        totals.append(dataclasses.replace(run, session=session).elbo().total)
+        inputs = dataclasses.replace(run.evaluator.ready.inputs, root=devices.root_key(seed, mesh))
+        totals.append(prepared_as(run, inputs=inputs).elbo().total)
     error = np.std(totals, ddof=1) / np.sqrt(len(totals))
     assert 0 < error < 0.12
     assert 4 * error < evidence - np.mean(totals) < 1.5 - 4 * error
@@ -108,13 +110,14 @@ def assert_below(run, evidence):
 def test_the_bound_is_the_sum_of_the_verbs(runs, method):
     run = runs[method]
     down, bound = method.broadcast(run.server), run.elbo()
-    records = [(np.int32(place), *run.session.record_of(place)) for place in range(4)]
+    slots = [run.evaluator.slot(place) for place in range(4)]
+    records = [(slot.id, slot.joined, slot.state) for slot in slots]
     assert sum(joined for _, joined, _ in records) < 4  # the bound is over those too who never joined
     assert any(joined for _, joined, _ in records) == (method is STATEFUL)
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
-    found, server = jax.tree.map(
-        np.asarray, verbs_of_clients(method, run.task, down, stacked, run.train, run.root, run.completed)
-    )
+    ready = run.evaluator.ready
+    verbs = verbs_of_clients(method, run.task, down, stacked, ready.train, ready.root, run.completed)
+    found, server = jax.tree.map(np.asarray, verbs)
     divergence = -float(server)
     np.testing.assert_allclose(bound.per_client, found, rtol=1e-5)
     assert bound.divergence == pytest.approx(divergence, rel=1e-5)
@@ -125,9 +128,9 @@ def test_a_client_updates_as_the_schedules_left_the_method(runs):
     """With a step size of 0 a stateless client's posterior sits at m0."""
     run, down = runs[STATELESS], STATELESS.broadcast(runs[STATELESS].server)
     schedules = dataclasses.replace(run.settings, schedule=("step-size=step:0@0.5",)).schedules(STATELESS)
-    plan = dataclasses.replace(run.session.plan, schedules=schedules, rounds=2)
-    settled = dataclasses.replace(run, session=dataclasses.replace(run.session, plan=plan, completed=2)).elbo()
-    found = evidence_at_m0(STATELESS, run.task, down, run.train, run.root, 2)
+    plan = dataclasses.replace(run.evaluator.ready.plan, schedules=schedules, rounds=2)
+    settled = prepared_as(run, 2, plan=plan).elbo()
+    found = evidence_at_m0(STATELESS, run.task, down, run.evaluator.ready.train, run.evaluator.ready.root, 2)
     np.testing.assert_allclose(settled.per_client, found, rtol=1e-5)
     assert settled.total != run.elbo().total
 
@@ -145,15 +148,15 @@ def test_clients_in_the_store_have_the_bound_of_resident_ones(runs, held_out, tm
     manifest = tmp_path / "run" / "manifest.toml"
     edit_manifest(manifest, f"resident_bytes = {runs[STATEFUL].settings.resident_bytes}", "resident_bytes = 0")
     stored = priory.load(tmp_path / "run", federation=held_out)
-    assert isinstance(stored.session.home, Stored)
-    assert isinstance(runs[STATEFUL].session.home, Resident)
+    assert isinstance(stored.evaluator.client_states, Stored)
+    assert isinstance(runs[STATEFUL].evaluator.client_states, Resident)
     np.testing.assert_allclose(stored.elbo().per_client, runs[STATEFUL].elbo().per_client, rtol=1e-5)
 
 
 def test_the_bound_does_not_depend_on_the_number_of_pieces(runs, monkeypatch):
     whole = runs[STATEFUL].elbo()
     monkeypatch.setattr("priory.engine.prepared.EVALUATION_BYTES", 1)
-    assert len(runs[STATEFUL].session._pieces(np.arange(4))) == 2
+    assert len(runs[STATEFUL].evaluator.pieces(np.arange(4))) == 2
     np.testing.assert_array_equal(runs[STATEFUL].elbo().per_client, whole.per_client)
 
 
@@ -161,19 +164,16 @@ def test_the_bound_does_not_depend_on_the_number_of_devices(runs, held_out, tmp_
     runs[STATEFUL].save(tmp_path / "run")
     monkeypatch.setattr(devices, "mesh_of_all", lambda: Mesh(np.array(jax.devices()[:1]), (devices.AXIS,)))
     alone = priory.load(tmp_path / "run", federation=held_out)
-    assert (alone.session.plan.hands, runs[STATEFUL].session.plan.hands) == (1, 2)
+    assert (alone.evaluator.ready.plan.hands, runs[STATEFUL].evaluator.ready.plan.hands) == (1, 2)
     np.testing.assert_allclose(alone.elbo().per_client, runs[STATEFUL].elbo().per_client, rtol=1e-5)
 
 
 @pytest.mark.slow  # test_simulate.py has the same for training
 def test_the_bound_does_not_depend_on_how_many_clients_run_at_once(runs):
-    session = runs[STATEFUL].session
-    everyone = Participation(4, 4, 4)
-    together = dataclasses.replace(
-        session, plan=dataclasses.replace(session.plan, client_batch=2, participation=everyone)
-    )
-    assert (session.plan.chunk, together.plan.chunk) == (1, 2)
-    found = dataclasses.replace(runs[STATEFUL], session=together).elbo()
+    plan = runs[STATEFUL].evaluator.ready.plan
+    together = dataclasses.replace(plan, client_batch=2, participation=Participation(4, 4, 4))
+    assert (plan.chunk, together.chunk) == (1, 2)
+    found = prepared_as(runs[STATEFUL], plan=together).elbo()
     np.testing.assert_allclose(found.per_client, runs[STATEFUL].elbo().per_client, rtol=1e-5)
 
 

@@ -103,7 +103,7 @@ def test_the_least_sure_are_left_out_of_the_mean_and_keep_what_they_learned(
     run = train(Surer(whole), validated, cohort=6, exclude_uncertain=0.5, **options)
     np.testing.assert_allclose(run.server["size"], np.sort(sizes)[3:].mean(), rtol=1e-6)
     assert run.server["round"] == 4
-    assert run.session.info["excluded"] == 3
+    assert run.log.info["excluded"] == 3
     assert state(run)["['clients'].client['visits']"].tolist() == [4] * 6
 
 
@@ -115,12 +115,12 @@ def test_the_line_of_a_round_tells_how_many_were_left_out(simulate, validated):
 def test_the_number_left_out_is_rounded_down(train, validated, sizes):
     run = train(Surer(), validated, cohort=6, rounds=1, exclude_uncertain=0.99)
     np.testing.assert_allclose(run.server["size"], sizes.max(), rtol=1e-6)
-    assert run.session.info["excluded"] == 5
+    assert run.log.info["excluded"] == 5
 
 
 def test_who_is_left_out_counts_as_one_that_did_not_upload(train, validated, sizes, monkeypatch):
     traces = []
-    monkeypatch.setattr(priory.engine.session.Session, "_note", lambda self, trace: traces.append(trace))
+    monkeypatch.setattr(priory.engine.runner.Runner, "_note", lambda self, trace: traces.append(trace))
     train(Surer(), validated, cohort=6, rounds=1, exclude_uncertain=0.5)
     status = dict(zip(traces[0].ids[0].tolist(), traces[0].status[0].tolist(), strict=True))
     order = np.argsort(sizes).tolist()
@@ -133,13 +133,13 @@ def test_a_client_without_validation_examples_is_never_left_out(train, validated
     run = train(Surer(), data, cohort=6, rounds=1, exclude_uncertain=0.5)
     kept = np.append(order[:2], order[4:])  # of the four that can be judged the least sure two go
     np.testing.assert_allclose(run.server["size"], sizes[kept].mean(), rtol=1e-6)
-    assert run.session.info["excluded"] == 2
+    assert run.log.info["excluded"] == 2
 
 
 def test_only_uploaders_are_ranked(train, validated, sizes):
     run = train(Surer(), validated, cohort=2, active=6, exclude_uncertain=0.5)
     np.testing.assert_allclose(run.server["size"], sizes[heard(3, 2, 6)].max(), rtol=1e-6)
-    assert run.session.info["excluded"] == 1
+    assert run.log.info["excluded"] == 1
 
 
 def test_a_client_that_was_rejected_takes_nobodys_place_among_those_left_out(train, validated, sizes):
@@ -168,8 +168,8 @@ def test_a_share_that_leaves_nobody_out_changes_only_the_order_of_a_sum(
     data = without_validation(validated, *range(judged, 6))
     off = train(method, data, cohort=cohort)
     on = train(method, data, cohort=cohort, exclude_uncertain=share)
-    assert on.session.info["excluded"] == 0
-    assert "excluded" not in off.session.info
+    assert on.log.info["excluded"] == 0
+    assert "excluded" not in off.log.info
     assert_close(off, on, atol=1e-6)
 
 
@@ -184,9 +184,11 @@ def test_a_round_of_fedavg_leaves_out_whom_its_own_verbs_find_uncertain(train, v
 
     @jax.jit
     def says(server, client):
-        data = run.train.of(client)
-        kept, message, _ = method.client_update(run.task, server, (), data, rng.key(run.root, Stream.CLIENT, 0, client))
-        key_post, key_predict = jax.random.split(rng.key(run.root, Stream.CONFIDENCE, 0, client))
+        data = run.evaluator.ready.train.of(client)
+        kept, message, _ = method.client_update(
+            run.task, server, (), data, rng.key(run.evaluator.ready.root, Stream.CLIENT, 0, client)
+        )
+        key_post, key_predict = jax.random.split(rng.key(run.evaluator.ready.root, Stream.CONFIDENCE, 0, client))
         posterior = method.personalise(run.task, server, kept, data, key_post)
         return message.payload, method.predict(run.task, posterior, inputs, key_predict).outputs[0]
 
@@ -203,7 +205,7 @@ def test_a_round_of_fedavg_leaves_out_whom_its_own_verbs_find_uncertain(train, v
 @pytest.mark.slow  # the least sure are left out above, in both homes
 def test_clients_on_disk_are_judged_as_clients_in_memory(train, validated, assert_same_bits):
     here = train(TUNED, validated, cohort=6, exclude_uncertain=0.5)
-    assert here.session.info["excluded"] == 3
+    assert here.log.info["excluded"] == 3
     assert_same_bits(here, train(TUNED, validated, cohort=6, exclude_uncertain=0.5, resident_bytes=0))
 
 
@@ -218,15 +220,15 @@ def test_a_regression_is_judged_by_its_spread(train, arrays):
 
     @jax.jit
     def payload(server, client):
-        key = rng.key(run.root, Stream.CLIENT, 0, client)
-        return run.method.client_update(run.task, server, (), run.train.of(client), key)[1].payload
+        key = rng.key(run.evaluator.ready.root, Stream.CLIENT, 0, client)
+        return run.method.client_update(run.task, server, (), run.evaluator.ready.train.of(client), key)[1].payload
 
     server = first_server(run)
     assert_mean(run.server, [payload(server, np.int32(client)) for client in range(6)], np.arange(6) != 3)
 
 
 def first_server(run):
-    return verbs.init_server(run.method, run.task, jax.random.fold_in(run.root, int(Stream.INIT)))
+    return verbs.init_server(run.method, run.task, jax.random.fold_in(run.evaluator.ready.root, int(Stream.INIT)))
 
 
 def assert_mean(server, sent, weight):
@@ -242,7 +244,7 @@ def test_a_run_that_leaves_clients_out_resumes_with_the_same_bits(
     method = Surer()
     options: dict[str, Any] = {"method": method, "data": validated, "cohort": 6, "exclude_uncertain": 0.5}
     unbroken = simulate(**options)
-    monkeypatch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("priory.engine.runner.LOOK_SECONDS", 0.0)
     asked = iter([False, False, True])
     assert simulate(out=tmp_path / "run", stop=lambda: next(asked), **options).completed == 2
     resumed = priory.resume(tmp_path / "run", federation=validated, method=method)

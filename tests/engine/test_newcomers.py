@@ -109,7 +109,8 @@ def test_nothing_but_inputs_reaches_a_method_that_infers(run):
         data = shards.of(jnp.int32(1))
         return inputs_of(replace(data, pool=replace(data.pool, scale=scale))).padded(), data.padded()
 
-    blind, whole = seen(run.train, np.ones(run.train.pool.y.shape, np.float32))
+    train = run.evaluator.ready.train
+    blind, whole = seen(train, np.ones(train.pool.y.shape, np.float32))
     assert (blind.y, blind.scale) == (None, None)
     np.testing.assert_array_equal(blind.x, whole.x)
 
@@ -126,7 +127,7 @@ def test_the_global_model_of_a_newcomer_is_not_chosen_by_its_labels(begin, held_
     """IFCA lets a participant's data choose among the clusters, which differ from the start here."""
     method = priory.IFCA(clusters=2, first_networks="independent", finetune_epochs=0)
     runs = [begin(method, data, cohort=2) for data in (held_out, poisoned)]
-    one, other = (run.session._evaluate_newcomers()["newcomers_global"] for run in runs)
+    one, other = (run.evaluator.newcomer_scores()["newcomers_global"] for run in runs)
     assert one.to_json() == other.to_json()
 
 

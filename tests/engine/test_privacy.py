@@ -229,20 +229,21 @@ def noise_first(root, like):
 
 def by_hand(run, clip):
     """The server after one round: every client's difference clipped, summed and noised as written down."""
-    session, root = run.session, run.root
+    ready = run.evaluator.ready
+    root = ready.root
     start = verbs.init_server(run.method, run.task, jax.random.fold_in(root, int(Stream.INIT)))
-    slots = on_host(drawn_first(root, session.plan.participation))
+    slots = on_host(drawn_first(root, ready.plan.participation))
     who = slots.ids[slots.uploads]
     total = [np.zeros(leaf.shape) for leaf in jax.tree.leaves(start)]
     for client in who:
-        payload = sent_first(run.method, run.task, start, session.train, root, client)
+        payload = sent_first(run.method, run.task, start, ready.train, root, client)
         leaves = zip(jax.tree.leaves(payload), jax.tree.leaves(start), strict=True)
         moved = [np.asarray(new, np.float64) - old for new, old in leaves]
         size = math.sqrt(sum(np.sum(leaf**2) for leaf in moved))
         assert size > clip, "clipping should show"
         total = [sum_ + leaf * clip / size for sum_, leaf in zip(total, moved, strict=True)]
     noise = [run.extra["privacy"]["sd"] * np.asarray(leaf) for leaf in noise_first(root, start)]
-    expected = session.plan.participation.cohort
+    expected = ready.plan.participation.cohort
     server = [
         old + (sum_ + drawn) / expected for old, sum_, drawn in zip(jax.tree.leaves(start), total, noise, strict=True)
     ]
@@ -344,7 +345,7 @@ def delta_of(distance, sd, epsilon):
 def test_two_clients_as_far_apart_as_clipping_allows_cost_what_is_claimed(begin, method):
     """With the √2 of two parts forgotten, they would cost more."""
     clip = "0.5,20" if isinstance(method, Apart) else 0.5
-    ledger = begin(method, dp="local", dp_delta=DELTA, dp_clip=clip, dp_noise=1.5, rounds=1).session.ledger
+    ledger = begin(method, dp="local", dp_delta=DELTA, dp_clip=clip, dp_noise=1.5, rounds=1).log.ledger
     payload = {"weights": {"Dense_0": {"kernel": jnp.full((3, 2), 1e3), "bias": jnp.full(2, -1e3)}}}
     sent = [trees.scale(sign, privacy.clipped(payload, ledger.clip, ledger.parts)) for sign in (1.0, -1.0)]
     distance = float(trees.norm(ledger.parts.to_units(trees.sub(*sent))))
@@ -359,7 +360,7 @@ def test_a_manifest_keeps_one_norm_or_several(tmp_path, begin, method, clip):
     run = begin(method, dp="local", dp_delta=DELTA, dp_noise=1.0, dp_clip=clip, out=tmp_path / "run")
     table = tomllib.loads((tmp_path / "run" / "manifest.toml").read_text())
     assert table["run"]["dp_clip"] == clip
-    assert settings.make(table["run"]) == run.session.settings
+    assert settings.make(table["run"]) == run.settings
 
 
 def test_an_assumed_sensitivity_is_called_one(told):
@@ -376,7 +377,7 @@ def test_clients_that_keep_a_state_get_no_amplification_from_a_fixed_cohort(told
 def test_every_line_tells_what_is_spent(private):
     run = private(dp="local", dp_epsilon=9.0, eval_every=1)
     spent = [line["epsilon"] for line in run.history]
-    assert spent == [run.session.ledger.spent(t) for t in (1, 2, 3, 4)]
+    assert spent == [run.log.ledger.spent(t) for t in (1, 2, 3, 4)]
     assert spent == sorted(spent)
     assert 8.99 < spent[-1] <= 9.0
     assert run.extra["privacy"]["epsilon"] == spent[-1]
@@ -390,9 +391,9 @@ def test_a_run_without_privacy_says_nothing_of_it(simulate):
 
 def test_a_run_ends_with_its_budget_and_is_finished(private, tmp_path):
     run = private(dp="local", dp_noise=1.0, dp_epsilon=6.0, rounds=40, out=tmp_path / "run")
-    ledger = run.session.ledger
+    ledger = run.log.ledger
     assert 0 < run.completed < 40
-    most = accounting.participations(run.session.plan.participation, run.root, 40)
+    most = accounting.participations(run.evaluator.ready.plan.participation, run.evaluator.ready.root, 40)
     assert ledger.spent(run.completed) <= 6.0 < Counted(tuple(most)).epsilon(1.0, run.completed + 1, DELTA)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["rounds"] == run.completed == summary["extra"]["privacy"]["rounds_allowed"]

@@ -27,9 +27,9 @@ CHILD = """
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=number)
     import numpy as np
     import priory
-    from priory.engine import session
-    session.LOOK_SECONDS = 0.0
-    session.COMMIT_SECONDS = -1.0 if number == 0 else 1e9  # clocks differ; the first one decides
+    from priory.engine import runner
+    runner.LOOK_SECONDS = 0.0
+    runner.COMMIT_SECONDS = -1.0 if number == 0 else 1e9  # clocks differ; the first one decides
     federation = priory.data.from_arrays(**np.load(data), test=0.2, seed=0)
     asked = iter([False, False, True])
     half = priory.simulate(priory.Ditto(), federation, model="linear", rounds=4, cohort=3, seed=0, eval_every=0,

@@ -18,7 +18,7 @@ import pytest
 
 import priory
 from priory import store
-from priory.engine import session
+from priory.engine import runner
 from priory.fed.channel import TopK
 from priory.store import RunDirectory
 from tests.older import edit_manifest
@@ -108,8 +108,8 @@ def unbroken(start, tmp_path_factory):
 @pytest.fixture
 def many_commits(monkeypatch):
     """A commit after every round, whatever the clock says; the unbroken run commits at evaluations only."""
-    monkeypatch.setattr(session, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(session, "COMMIT_SECONDS", -1.0)
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "COMMIT_SECONDS", -1.0)
 
 
 def lines(run: Any) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ def test_a_run_killed_before_its_first_commit_starts_again(
 def test_a_run_of_which_only_the_manifest_was_written_can_be_resumed(
     unbroken, start, resume, tmp_path, monkeypatch, assert_same_bits
 ):
-    with dying_in(monkeypatch, session.Checkpoint, "__init__"):
+    with dying_in(monkeypatch, runner.Checkpoint, "__init__"):
         start(tmp_path / "run", "resident")
     assert not (tmp_path / "run" / "checkpoint").exists()
     assert_same_end(unbroken["resident"], resume(tmp_path / "run"), assert_same_bits)
@@ -171,7 +171,7 @@ def test_a_run_of_which_only_the_manifest_was_written_can_be_resumed(
 def test_a_run_killed_in_its_last_evaluation_writes_the_same_last_line(
     unbroken, start, resume, tmp_path, monkeypatch, assert_same_bits
 ):
-    with dying_in(monkeypatch, session.Session, "_finished"):
+    with dying_in(monkeypatch, runner.Runner, "_finished"):
         start(tmp_path / "run", "resident")
     assert_same_end(unbroken["resident"], resume(tmp_path / "run"), assert_same_bits)
 
@@ -199,7 +199,7 @@ def test_resuming_a_finished_run_computes_nothing(unbroken, resume, monkeypatch,
     def never(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(session.Session, "run", never)
+    monkeypatch.setattr(runner.Runner, "run", never)
     again = resume(unbroken["resident"].path)
     assert again.personal.accuracy == unbroken["resident"].personal.accuracy
     assert_same_bits(unbroken["resident"], again)
@@ -208,13 +208,13 @@ def test_resuming_a_finished_run_computes_nothing(unbroken, resume, monkeypatch,
 def test_a_commit_after_many_rounds_holds_every_client_that_ran_in_one_of_them(
     start, federation, tmp_path, monkeypatch, assert_same_bits
 ):
-    monkeypatch.setattr(session, "LOOK_SECONDS", 1e9)  # one round, then all the others in one block
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 1e9)  # one round, then all the others in one block
     run = start(tmp_path / "run", "resident", eval_every=0)
     assert_same_bits(run, priory.load(tmp_path / "run", federation=federation, channel=CHANNEL))
 
 
 def test_a_line_that_was_not_committed_is_cut_when_the_run_goes_on(start, resume, tmp_path, monkeypatch, many_commits):
-    with dying_in(monkeypatch, session.Session, "_commit"):
+    with dying_in(monkeypatch, runner.Runner, "_commit"):
         start(tmp_path / "run", "resident", eval_every=1)
     assert len(RunDirectory(tmp_path / "run").metrics()) == 1
     assert resume(tmp_path / "run", stop=lambda: True).history == []
@@ -229,7 +229,7 @@ def test_loading_a_run_that_is_under_way_changes_nothing_on_disk(
 
     asked = iter([False, False, False, True])
     start(tmp_path / "run", "stored", stop=lambda: next(asked))
-    with dying_in(monkeypatch, session.Session, "_note"):  # the fourth round is on disk and not committed
+    with dying_in(monkeypatch, runner.Runner, "_note"):  # the fourth round is on disk and not committed
         priory.resume(tmp_path / "run", federation=federation, channel=CHANNEL)
     before = files()
     assert priory.load(tmp_path / "run", federation=federation, channel=CHANNEL).completed == 3
@@ -271,10 +271,10 @@ CHILD = """
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     import priory
-    from priory.engine import session
+    from priory.engine import runner
     from priory.fed.channel import TopK
-    session.LOOK_SECONDS = 0.01
-    session.COMMIT_SECONDS = -1.0
+    runner.LOOK_SECONDS = 0.01
+    runner.COMMIT_SECONDS = -1.0
     data, out = np.load(sys.argv[1]), Path(sys.argv[2])
     federation = priory.data.from_arrays(**data, test=0.2, seed=0)
     channel = TopK(fraction=0.5)

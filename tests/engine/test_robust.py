@@ -10,7 +10,7 @@ from priory.cli import main
 from priory.core import rng
 from priory.engine import devices
 from priory.fed.privacy import NoisedSum
-from priory.fed.visit import Record, visit
+from priory.fed.visit import Record, RoundContext, visit
 from priory.store import RunDirectory
 
 
@@ -18,12 +18,13 @@ from priory.store import RunDirectory
 def sent(begin):
     """What the server has before the first round of FedAvg, and what each of the six clients sends in it, flat."""
     run = begin(priory.FedAvg())
-    server, train = jax.tree.map(jnp.asarray, devices.to_host((run.server, run.session.train), run.session.plan.mesh))
+    ready = run.evaluator.ready
+    server, train = jax.tree.map(jnp.asarray, devices.to_host((run.server, ready.train), ready.plan.mesh))
 
     @jax.jit
     def message(client):
-        place = (Record(jnp.bool_(False), (), ()), client, jnp.bool_(True), jnp.int32(0))
-        return visit(run.method, run.task, None, server, train.of(client), *place, rng.root(0))[1].payload
+        context = RoundContext(run.method, run.task, None, server, rng.root(0), jnp.int32(0))
+        return visit(context, train.of(client), Record(jnp.bool_(False), (), ()), client, jnp.bool_(True))[1].payload
 
     return flat(server), np.stack([flat(message(jnp.int32(client))) for client in range(6)])
 
@@ -65,7 +66,7 @@ RESIDENT, STORED, PAIRS = {}, {"resident_bytes": 0}, {"client_batch": 2}
 )
 def test_a_round_over_two_devices_is_the_centre_computed_by_hand(train, sent, text, how):
     run = train(priory.FedAvg(), rounds=1, cohort=6, robust=text, **how)
-    assert run.session.plan.hands == 2
+    assert run.evaluator.ready.plan.hands == 2
     np.testing.assert_allclose(flat(run.server), RULES[text](*sent), rtol=1e-5, atol=1e-6)
 
 
@@ -93,14 +94,14 @@ def test_a_linear_form_and_uncertain_clients_go_with_it(train, arrays):
     data = priory.data.from_arrays(**arrays, test=0.2, validation=0.2, seed=0)
     run = train(priory.FedHBNIW(linear=True), data, rounds=1, robust="krum", exclude_uncertain=0.4)
     assert run.completed == 1
-    assert run.session.info["excluded"] == 1
+    assert run.log.info["excluded"] == 1
     assert np.isfinite(flat(run.server)).all()
 
 
 def test_the_manifest_holds_the_rule_and_a_stopped_run_ends_with_the_same_bits(
     simulate, federation, tmp_path, assert_same_bits, monkeypatch
 ):
-    monkeypatch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("priory.engine.runner.LOOK_SECONDS", 0.0)
     asked = iter([False, False, True])
     options = {"cohort": 6, "robust": "trimmed:0.2"}
     whole = simulate(priory.FedAvg(), **options)

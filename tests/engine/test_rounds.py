@@ -145,7 +145,7 @@ def test_an_update_above_max_norm_is_rejected_and_named_and_a_new_limit_compiles
 
 
 def test_reasons_are_kept_over_a_stop_and_by_whoever_had_none(simulate, sizes, tmp_path, federation, monkeypatch):
-    monkeypatch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("priory.engine.runner.LOOK_SECONDS", 0.0)
     method = Ledger(bad=float(sizes.max()))
     for kept, expected in ((True, 4), (False, 3)):
         asked, out = iter([False, True]), tmp_path / str(kept)
@@ -210,8 +210,8 @@ def sent(begin):
 
     @jax.jit
     def payload(server, client):
-        key = rng.key(run.root, Stream.CLIENT, 0, client)
-        return run.method.client_update(run.task, server, (), run.train.of(client), key)[1].payload
+        key = rng.key(run.evaluator.ready.root, Stream.CLIENT, 0, client)
+        return run.method.client_update(run.task, server, (), run.evaluator.ready.train.of(client), key)[1].payload
 
     messages = [payload(run.server, np.int32(client)) for client in range(6)]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *messages)
@@ -244,7 +244,7 @@ def test_other_values_seeds_and_block_lengths_compile_nothing(simulate, monkeypa
     jax.jit(lambda x: x + 1)(0)
     assert "jit(<lambda>)" in compiled
     compiled.clear()
-    monkeypatch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)  # blocks of one round
+    monkeypatch.setattr("priory.engine.runner.LOOK_SECONDS", 0.0)  # blocks of one round
     simulate(Ledger(bad=30.0), cohort=6, seed=5)
     simulate(Ledger(), cohort=6, eval_every=3)
     simulate(Ledger(bad_state=30.0), cohort=6, resident_bytes=0)

@@ -12,6 +12,7 @@ from scipy.special import softmax
 import priory
 from priory.store import RunDirectory
 from tests.older import without_checksums
+from tests.states import prepared_as
 
 # One batch holds every client, so that the order of examples does not matter.
 METHOD = priory.Ditto(lam=0.5, work=priory.Work(epochs=2, batch_size=64))
@@ -65,7 +66,7 @@ def test_a_client_is_found_by_name_too(run, held_out):
 
 def test_a_client_that_never_ran_predicts_with_what_was_broadcast_to_it(train, held_out):
     short = train(METHOD, held_out, cohort=2, rounds=1)
-    joined = [bool(short.session.record_of(client)[0]) for client in range(4)]
+    joined = [bool(short.evaluator.slot(client).joined) for client in range(4)]
     assert 0 < sum(joined) < 4
     x = held_out.x
     expected = softmax(np.asarray(short.task.model.apply(short.server, x)[0]), axis=-1)
@@ -173,7 +174,7 @@ def test_a_client_without_test_examples_has_null_for_its_uncertainty(simulate, h
 
 
 def test_too_many_clients_are_not_named_in_the_metrics(simulate, held_out, monkeypatch):
-    monkeypatch.setattr("priory.engine.session.NAMED", 3)
+    monkeypatch.setattr("priory.engine.runner.NAMED", 3)
     lines = simulate(METHOD, held_out, cohort=2, eval_every=2, eval_clients=3).history
     assert len(lines[0]["uncertainty"]) == 3
     assert lines[1]["uncertainty"] is None  # the last evaluation is of all four
@@ -202,7 +203,7 @@ def test_a_run_written_without_uncertainty_can_be_loaded(run, held_out, tmp_path
 def test_a_run_that_was_stopped_can_be_saved_and_resumed(
     simulate, held_out, run, tmp_path, assert_same_bits, monkeypatch
 ):
-    monkeypatch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("priory.engine.runner.LOOK_SECONDS", 0.0)
     asked = iter([False, False, True])
     half = simulate(METHOD, held_out, cohort=2, eval_every=2, stop=lambda: next(asked))
     half.save(tmp_path / "run")
@@ -332,8 +333,8 @@ def test_what_is_no_method_or_no_federation_is_refused(held_out, method, data, s
 def test_a_newcomer_updates_as_the_schedules_left_the_method(run, held_out):
     """After a step size of 0 a newcomer of Ditto stays at the global weights."""
     settings = dataclasses.replace(run.settings, schedule=("step-size=step:0@0.3",), onboard_visits=2)
-    plan = dataclasses.replace(run.session.plan, schedules=settings.schedules(METHOD), rounds=4)
-    run = dataclasses.replace(run, settings=settings, session=dataclasses.replace(run.session, plan=plan))
+    plan = dataclasses.replace(run.evaluator.ready.plan, schedules=settings.schedules(METHOD), rounds=4)
+    run = prepared_as(run, settings=settings, plan=plan)
     newcomer = run.onboard(held_out.x[:8], held_out.y[:8])
     jax.tree.map(np.testing.assert_array_equal, newcomer.posterior.weights, run.server.weights)
 

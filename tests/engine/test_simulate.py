@@ -39,7 +39,7 @@ def test_one_device_and_two_devices_agree(simulate, assert_close, request):
     two = simulate(cohort=COHORT)
     request.getfixturevalue("one_device")
     one = simulate(cohort=COHORT)
-    assert one.session.plan.hands == 1
+    assert one.evaluator.ready.plan.hands == 1
     assert_close(two, one)
     assert one.personal.accuracy == two.personal.accuracy
 
@@ -68,7 +68,7 @@ def test_evaluating_never_perturbs_training(simulate, assert_same_bits):
 def test_evaluation_on_the_way_sees_a_fixed_choice_of_clients_and_the_last_one_sees_all(simulate):
     run = simulate(cohort=COHORT, eval_every=1, eval_clients=2)
     everyone = run.personal.per_client["accuracy"]
-    some = [run.session._evaluate(2)[0].per_client["accuracy"].tolist() for _ in range(2)]
+    some = [run.evaluator.scores(2)[0].per_client["accuracy"].tolist() for _ in range(2)]
     assert len(everyone) == 6
     assert len(some[0]) == 2
     assert some[0] == some[1]
@@ -140,7 +140,7 @@ def test_a_listener_hears_of_every_block_and_line(simulate, monkeypatch):
         def evaluated(self, line):
             heard.append(line["round"])
 
-    monkeypatch.setattr("priory.engine.session.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("priory.engine.runner.LOOK_SECONDS", 0.0)
     simulate(cohort=COHORT, eval_every=2, listener=Ears())
     assert heard == [(1, 4), (2, 4), 2, (3, 4), (4, 4), 4]
 

@@ -86,7 +86,7 @@ def test_scores_of_a_regression_are_those_of_the_summary(regression):
 
 
 def test_y_is_covered_exactly_when_it_is_between_the_ends(regression):
-    test = regression.session.answers(None)["personal"].test
+    test = regression.evaluator.answers(None)["personal"].test
     rows = test.rows
     for place, level in enumerate(LEVELS):
         inside = (rows.low[:, place] <= test.y) & (test.y <= rows.high[:, place])
@@ -135,7 +135,7 @@ def test_a_directory_keeps_the_tables_and_a_later_call_reads_them(written, held_
     run, first = written, written.uncertainty(bootstrap=5)
     kept = unsealed((tmp_path / "run" / "uncertainty.json").read_text())
     assert kept == first.to_json()
-    monkeypatch.setattr(type(run.session), "answers", lambda *_: pytest.fail("it is computed again"))
+    monkeypatch.setattr(type(run.evaluator), "answers", lambda *_: pytest.fail("it is computed again"))
     again = priory.load(tmp_path / "run", federation=held_out, method=TwoParts()).uncertainty(bootstrap=5)
     assert again.to_json() == first.to_json()
 
@@ -150,7 +150,7 @@ def test_tables_with_foreign_inputs_serve_a_call_without_and_stay(written, held_
     run, far = written, held_out.x + 5
     run.uncertainty(ood=far, bootstrap=5)
     before = (tmp_path / "run" / "uncertainty.json").read_bytes()
-    monkeypatch.setattr(type(run.session), "answers", lambda *_: pytest.fail("it is computed again"))
+    monkeypatch.setattr(type(run.evaluator), "answers", lambda *_: pytest.fail("it is computed again"))
     assert run.uncertainty(bootstrap=5).ood is None
     assert run.uncertainty(ood=far, bootstrap=5).ood.examples == len(far)
     assert (tmp_path / "run" / "uncertainty.json").read_bytes() == before

@@ -11,7 +11,7 @@ import jax
 from priory.core.rng import Key
 from priory.core.struct import struct
 from priory.engine.prepared import Prepared
-from priory.evaluate import Standing
+from priory.evaluate import EvaluationContext
 from priory.fed.capabilities import Draws, Evidence, SharedModel
 from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Shard
@@ -35,7 +35,7 @@ def a_capability_that_was_not_asked_for(method: Method, down: Params) -> None:
         method.population(task, down, None, key)
 
 
-def the_engine_knows_the_method(ready: Prepared, context: Standing) -> None:
+def the_engine_knows_the_method(ready: Prepared, context: EvaluationContext) -> None:
     ready.method.enrol()  # type: ignore[attr-defined]
     context.method.enrol()  # type: ignore[attr-defined]
 

@@ -20,8 +20,8 @@ DOWN = jax.jit(TASK.init)(rng.root(4))
 @jax.jit
 def _visited(channel, down, uploads, options):
     record = visit.Record(jnp.bool_(False), (), ())
-    place = (record, jnp.int32(1), uploads, jnp.int32(0))
-    return visit.visit(METHOD, TASK, channel, down, SHARDS.of(jnp.int32(1)), *place, ROOT, **options)
+    context = visit.RoundContext(METHOD, TASK, channel, down, ROOT, jnp.int32(0), **options)
+    return visit.visit(context, SHARDS.of(jnp.int32(1)), record, jnp.int32(1), uploads)
 
 
 def visited(channel=None, down: Params = DOWN, uploads=True, **options):

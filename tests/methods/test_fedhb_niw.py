@@ -363,7 +363,7 @@ def test_by_default_the_spread_of_clients_does_not_move_the_scale_so_the_pull_is
     """μ = p (N + 3) / (s0² n_k), as the documentation says, up to the 2/(|D| + 3) between mode and expectation."""
     digits = priory.data.load("digits").partition("dirichlet:0.3", clients=20, seed=0)
     run = priory.simulate(FedHBNIW(), digits, model="linear", rounds=3, seed=0, eval_every=0)
-    num_examples, num_clients = run.session.task.num_examples, 20
+    num_examples, num_clients = run.task.num_examples, 20
     precision = (num_examples + 5) / flat(run.server.scale)  # of the penalty, before p and n_k
     mu = (num_clients + 3) / FedHBNIW().prior_scale ** 2
     assert 0.999 < np.median(precision) / mu < 1.002

@@ -135,7 +135,7 @@ def test_a_biased_compression_is_warned_of_once_and_the_warning_is_kept(untested
 def test_a_stateless_client_keeps_nothing_and_a_stateful_one_its_last_state(form):
     runs = {False: form("sgld, stateless, scalar draws"), True: form("psgld, scalar")}
     assert all(run.method.stateful == stateful for stateful, run in runs.items())
-    sizes = {stateful: trees.size(run.session.record.client) for stateful, run in runs.items()}
+    sizes = {stateful: trees.size(run.evaluator.ready.record.client) for stateful, run in runs.items()}
     assert sizes == {False: 0, True: RANK}
 
 

@@ -22,13 +22,13 @@ from priory.deploy.wire import pack, unpack
 from priory.engine import devices
 from priory.engine import rounds as rounds_module
 from priory.engine.cohort import Participation, Slots
-from priory.engine.rounds import AXIS, Plan, blank_record, run_block
+from priory.engine.rounds import AXIS, Plan, RoundInputs, blank_record, run_block
 from priory.fed import channel as uplink
 from priory.fed import schedule
 from priory.fed.channel import TopK
 from priory.fed.local import Optimiser, Work
 from priory.fed.method import Message, Predictive
-from priory.fed.visit import Record, visit
+from priory.fed.visit import Record, RoundContext, visit
 from tests.methods.problems import ALL_METHODS, METHODS, aligned_task, tiny_shards
 from tests.methods.verbs import on_host
 
@@ -75,7 +75,7 @@ def over(names: list[str]) -> pytest.MarkDecorator:
 every_method = over(ALL_METHODS)
 linear_methods = over([name for name in ALL_METHODS if METHODS[name]().linear])
 # Pooled data do not travel as messages.
-sending_methods = over([name for name in ALL_METHODS if not getattr(METHODS[name], "pools", False)])
+sending_methods = over([name for name in ALL_METHODS if not METHODS[name]().pools])
 
 
 def assert_close(a: Any, b: Any, tolerance: float = 2e-6) -> None:
@@ -331,9 +331,10 @@ def visited(name: str, down: Any, order: np.ndarray, method: Any = None) -> tupl
 def _visited(method: Any, down: Any, records: Record, order: Any, shards: Any, t: Any) -> tuple[Record, Message]:
     slots = Slots(order, jnp.full(len(COUNTS), True), jnp.full(len(COUNTS), True))
 
+    context = RoundContext(method, TASK, CHANNEL, down, ROOT, t)
+
     def place(record, slot):
-        who = (record, slot.ids, slot.uploads)
-        return visit(method, TASK, CHANNEL, down, shards.of(slot.ids), *who, t, ROOT)
+        return visit(context, shards.of(slot.ids), record, slot.ids, slot.uploads)
 
     return rounds_module._work_through(place, records, slots, chunk=1, stream=False)[:2]
 
@@ -343,10 +344,11 @@ def simulated(name: str, rounds: int, method: Any = None) -> tuple[Any, Record]:
     method, plan = method or method_of(name), plan_of(3)
     zeros = jax.tree.map(lambda leaf: np.zeros((4, *leaf.shape), leaf.dtype), blank_of(name))
     records = devices.shared_out(zeros, plan.mesh)
-    placed = devices.everywhere((SHARDS, ROOT), plan.mesh)
+    shards, root = devices.everywhere((SHARDS, ROOT), plan.mesh)
+    inputs = RoundInputs(method, (TASK,), CHANNEL, shards, root)
     server = devices.everywhere(first_of(name).server, plan.mesh)
     span = devices.everywhere((np.int32(0), np.int32(rounds)), plan.mesh)
-    server, records, _ = run_block(method, (TASK,), CHANNEL, *placed, *span, server, records, plan=plan)
+    server, records, _ = run_block(inputs, *span, server, records, plan=plan)
     return devices.to_host((server, records), plan.mesh)
 
 

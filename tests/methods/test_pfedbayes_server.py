@@ -184,8 +184,9 @@ def test_all_clients_run_and_two_of_them_make_the_prior(run):
     server = init_server(RUN, run.task, rng.key(root, rng.Stream.INIT))
     payloads = []
     for client in range(5):
-        joined, kept = run.session.record_of(client)
-        data, key = run.train.of(jnp.int32(client)), rng.key(root, rng.Stream.CLIENT, 0, client)
+        slot = run.evaluator.slot(client)
+        joined, kept = slot.joined, slot.state
+        data, key = run.evaluator.ready.train.of(jnp.int32(client)), rng.key(root, rng.Stream.CLIENT, 0, client)
         state, message, _ = updated(RUN, run.task, server, fresh(server, RUN.optimiser), data, key)
         assert joined
         np.testing.assert_allclose(flat(kept), flat(state), atol=1e-6)
