@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from priory.core.errors import UsageError
+from priory.core.struct import replace
 from priory.deploy import attendance, wire
 from priory.deploy import charter as charters
 from priory.deploy import server as serving
@@ -166,7 +167,7 @@ POINTS = {
     "before it asks": lambda made: die_in(Journal, "stand", lambda self, phase, **about: phase == "asking"),
     "before the first reply": lambda made: die_in_ask(made, 0),
     "after the first reply": lambda made: die_in_ask(made, 1),
-    "before it aggregates": lambda made: die_in(serving, "_aggregate", lambda *_, **__: True),
+    "before it aggregates": lambda made: die_in(serving, "_server_step", lambda *_, **__: True),
     "before the line of metrics": lambda made: die_in(RunDirectory, "append_metrics", lambda self, line, at: True),
     "before the commit": lambda made: die_in(Checkpoint, "commit", on_round(2)),
     "after the commit": lambda made: die_in(Checkpoint, "commit", on_round(2), afterwards=True),
@@ -527,13 +528,14 @@ def test_figures_that_no_method_reports_are_not_written_down(deployed):
 
 def test_a_server_that_would_not_be_finite_is_the_old_one(deployed, monkeypatch):
     made = deployed(rounds=2)
-    real = serving._aggregate
+    real = serving._server_step
 
-    def blown_up(*args, **kwargs):
-        after, info = real(*args, **kwargs)
-        return (after if len(lines(made)) == 0 else jax.tree.map(lambda leaf: leaf * np.inf, after)), info
+    def blown_up(context, server, received, key, **how):
+        if lines(made):
+            received = replace(received, payload=jax.tree.map(lambda leaf: leaf + np.inf, received.payload))
+        return real(context, server, received, key, **how)
 
-    monkeypatch.setattr(serving, "_aggregate", blown_up)
+    monkeypatch.setattr(serving, "_server_step", blown_up)
     server = made.server()
     server.go()
     (event,) = events(made, "discarded")

@@ -191,7 +191,8 @@ def test_asking_for_the_bound_changes_nothing_in_the_run(runs, state):
 
 
 def test_a_method_without_evidence_has_no_bound(runs):
-    run = dataclasses.replace(runs[STATELESS], method=priory.Ditto(), name="ditto")
+    ready = runs[STATELESS].evaluator.ready
+    run = prepared_as(runs[STATELESS], inputs=dataclasses.replace(ready.inputs, method=priory.Ditto()))
     with pytest.raises(priory.UsageError, match=r"ditto has no bound on log p\(D\), since .*; choose a method with"):
         run.elbo()
 
