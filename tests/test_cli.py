@@ -17,6 +17,7 @@ from priory import methods
 from priory.cli import compare, flags, main, progress, run
 from priory.cli.app import COMMANDS
 from priory.cli.federation import DataFlags, data_flags
+from priory.data import ReadOptions
 from priory.engine import compilation, manifest
 from tests.cli.conftest import TINY
 
@@ -305,7 +306,7 @@ def test_a_method_survives_its_manifest(name):
     [(None, None, None), ("0.5", None, 0.5), ("learned", None, "learned"), ("se", "se", "column")],
 )
 def test_scale_is_a_number_learned_or_a_column(given, column, noise):
-    chosen = DataFlags(data="d.csv", scale=given)
+    chosen = DataFlags("d.csv", reading=ReadOptions(scale=given))
     assert (chosen.column(), chosen.noise()) == (column, noise)
 
 

@@ -63,7 +63,7 @@ def flags_of(value: Any, path: tuple[str, ...] = ()) -> list[Flag]:
         if dataclasses.is_dataclass(current):
             found += flags_of(current, here)
         else:
-            name = schedule.RENAMED.get(field.name, field.name)
+            name = field.metadata.get("flag", schedule.RENAMED.get(field.name, field.name))
             is_static = bool(field.metadata.get("static"))
             found.append(Flag(name, here, hints[field.name], current, texts.get(field.name, ""), is_static))
     twice = {flag.name for flag in found if sum(other.name == flag.name for other in found) > 1}

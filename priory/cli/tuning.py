@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from priory.core.errors import UsageError
 from priory.core.sealed import sealed, sealed_lines
 from priory.data import Federation
 from priory.engine import Settings, manifest
+from priory.fed import schedule
 from priory.fed.capabilities import SharedModel
 from priory.fed.method import Method
 from priory.store import TrialDirectory, check_writable, write_atomically
@@ -161,7 +162,7 @@ def _tune(method: Method, axes: list[Axis], chosen: DataFlags, settings: Setting
     data = chosen.federation()
     by = _criterion(output.by, method, name, data.num_classes is None)
     # The best setting is to be trained on the validation rows too.
-    final = _table(method, replace(chosen, validation=0.0).federation(told=False), settings)
+    final = _table(method, schedule.put(chosen, ("partition", "validation"), 0.0).federation(told=False), settings)
     grid = {axis.name: [str(value) for value in axis.values] for axis in axes}
     asked = {**_table(method, data, settings), "tuning": {"over": grid, "seeds": output.seeds, "by": by}}
     kept = _kept(output.out, Path("runs") / f"tune-{name}-{Path(data.name).stem}", asked)

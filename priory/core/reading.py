@@ -14,7 +14,7 @@ from typing import Any
 
 from priory.core import memory
 
-__all__ = ["check_memory", "check_regular", "parse_json", "parse_toml", "read_bytes", "read_text"]
+__all__ = ["check_memory", "check_regular", "parse_json", "parse_toml", "read_bytes", "read_text", "reason"]
 
 MOST_TEXT = 1 << 30  # bytes of a JSON file; the scores of a million clients are a fifth of it
 MOST_TOML = 1 << 24
@@ -70,6 +70,11 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 def read_text(path: Path, most: int = MOST_TEXT) -> str:
     """Return the text of a regular file of at most so many bytes."""
     return read_bytes(path, most).decode()
+
+
+def reason(error: Exception) -> str:
+    """Return in one line why a file could not be read."""
+    return getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -1,10 +1,12 @@
 """Data sets, partitions and transforms: arrays in, a federation out."""
 
 from priory.data.arrays import from_arrays
-from priory.data.dataset import Dataset, PartitionOptions
+from priory.data.dataset import Dataset
 from priory.data.datasets import Entry, describe, from_spec, load
+from priory.data.encoder import Encoder
 from priory.data.federation import Federation, Split
-from priory.data.tables import Encoder, from_frame
+from priory.data.options import PartitionOptions, ReadOptions
+from priory.data.tables import from_frame
 
 __all__ = [
     "Dataset",
@@ -12,6 +14,7 @@ __all__ = [
     "Entry",
     "Federation",
     "PartitionOptions",
+    "ReadOptions",
     "Split",
     "describe",
     "from_arrays",

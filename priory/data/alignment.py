@@ -19,10 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from priory.core.errors import UsageError
+from priory.core.reading import reason
 from priory.data import checks, npz
 from priory.data.dataset import Dataset
+from priory.data.encoder import Encoder
 from priory.data.splits import Purpose, majority, rank, stream
-from priory.data.tables import Encoder
 
 __all__ = ["FORMS", "Alignment", "PublicRows", "draw", "encoded", "parse", "without"]
 
@@ -185,8 +186,8 @@ def _read(path: str) -> np.ndarray:
     except FileNotFoundError:
         raise UsageError(f"align {path!r} does not exist; give the path of a .npz file.") from None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"align {path!r} cannot be read ({reason}); write it with numpy.savez(path, x=x).") from None
+        why = reason(error)
+        raise UsageError(f"align {path!r} cannot be read ({why}); write it with numpy.savez(path, x=x).") from None
     if x is None:
         found = checks.listing(names) or "nothing"
         raise UsageError(f"align {path!r} has no array 'x', only {found}; write it with numpy.savez(path, x=x).")

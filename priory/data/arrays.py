@@ -1,100 +1,97 @@
 """Arrays in memory or in a .npz file as a `Dataset` or a `Federation`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from priory.core.errors import UsageError
+from priory.core.reading import reason
 from priory.data import checks, labels, npz
-from priory.data.dataset import Dataset, PartitionOptions
+from priory.data.dataset import Dataset
 from priory.data.federation import Federation
-from priory.data.tables import standard_errors
+from priory.data.options import PartitionOptions, check_names, names, takes
 
-__all__ = ["dataset", "fixed_scaling", "from_arrays", "from_npz", "pixel_scaling"]
+__all__ = ["ArrayOptions", "dataset", "fixed_scaling", "from_arrays", "from_npz", "pixel_scaling"]
 
 SCALINGS = ("standard", "unit", "symmetric", "none")
 KEYS = ("x", "y", "client", "scale", "group", "classes")
 
 
-def from_arrays(
-    x: Any,
-    y: Any,
-    client: Any,
-    *,
-    scale: Any = None,
-    group: Any = None,
-    task: str | None = None,
-    classes: Sequence[str] = (),
-    scaling: str | None = None,
-    name: str = "arrays",
-    partition: str | None = None,
-    **options: Unpack[PartitionOptions],
-) -> Federation:
-    """The federation whose clients are named row by row in `client`; `options` are those of `Dataset.partition`.
+@dataclass(frozen=True, eq=False)
+class ArrayOptions:
+    """What is known of arrays besides inputs, targets and clients.
+
+    Attributes:
+        scale: (examples,) known standard errors of the targets.
+        group: (examples,) units whose rows never fall on both sides of a split.
+        task: 'classification' or 'regression'; by default inferred from `y`.
+        classes: Names of all classes, when `y` already counts from 0 and may not have all of them.
+        scaling: 'standard' (statistics of the training rows), 'unit' ([0, 1], uint8), 'symmetric' ([-1, 1], uint8)
+            or 'none'; by default 'unit' for uint8 and 'none' otherwise.
+        name: Of the data.
+    """
+
+    scale: ArrayLike | None = None
+    group: ArrayLike | None = None
+    task: Literal["classification", "regression"] | None = None
+    classes: Sequence[str] = ()
+    scaling: str | None = None
+    name: str = "arrays"
+
+
+@takes(ArrayOptions, PartitionOptions)
+def from_arrays(x: ArrayLike, y: ArrayLike, client: ArrayLike, **options: Any) -> Federation:
+    """Return the federation whose clients are named row by row in `client`.
 
     >>> from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1], ["a", "a", "b"], test=0.0)
     <Federation arrays: 2 clients, 1 float32, 2 classes, 3 train>
+
+    Args:
+        options: Those of `arrays.dataset` and of `Dataset.partition`.
     """
-    made = dataset(x, y, client, scale=scale, group=group, task=task, classes=classes, scaling=scaling, name=name)
-    return made.partition(partition, **options)
+    check_names(options, ArrayOptions, PartitionOptions)
+    of_arrays = {key: options.pop(key) for key in names(ArrayOptions) if key in options}
+    return dataset(x, y, client, **of_arrays).partition(**options)
 
 
-def dataset(
-    x: Any,
-    y: Any,
-    client: Any = None,
-    *,
-    scale: Any = None,
-    group: Any = None,
-    task: str | None = None,
-    classes: Sequence[str] = (),
-    scaling: str | None = None,
-    name: str = "arrays",
-) -> Dataset:
-    """The arrays as a data set.
+@takes(ArrayOptions)
+def dataset(x: ArrayLike, y: ArrayLike, client: ArrayLike | None = None, **options: Any) -> Dataset:
+    """Return the arrays as a data set.
 
     Args:
         x: (examples, ...) finite numbers; uint8 is kept and scaled in the batch, everything else becomes float32.
         y: (examples,) labels of any kind, renumbered from 0, or real numbers.
         client: (examples,) natural clients; without them the rows must be partitioned.
-        group: (examples,) units whose rows never fall on both sides of a split.
-        scale: (examples,) known standard errors of the targets.
-        task: 'classification' or 'regression'; by default inferred from `y`.
-        classes: Names of all classes, when `y` already counts from 0 and may not have all of them.
-        scaling: 'standard' (statistics of the training rows), 'unit' ([0, 1], uint8), 'symmetric' ([-1, 1], uint8)
-            or 'none'; by default 'unit' for uint8 and 'none' otherwise.
+        options: Those of `ArrayOptions`.
     """
-    x = checks.examples(x)
-    for what, values in (("y", y), ("client", client), ("scale", scale), ("group", group)):
-        if values is not None and len(np.atleast_1d(np.asarray(values))) != len(x):
-            rows = len(np.atleast_1d(np.asarray(values)))
-            raise UsageError(f"{what} has {rows} rows and x has {len(x)}; give one value for each row of x.")
-    label, num_classes, names = labels.read_target(y, "y", task, tuple(classes))
-    client_codes, clients = (None, ()) if client is None else labels.codes(client, "client")
-    group_codes, groups = (None, ()) if group is None else labels.codes(group, "group")
-    shift, factor = _scaling(x, scaling)
+    check_names(options, ArrayOptions)
+    chosen, pool = ArrayOptions(**options), checks.examples(x)
+    roles = {"client": client, "scale": chosen.scale, "group": chosen.group}
+    for what, values in {"y": y, **roles}.items():
+        if values is not None and (rows := len(np.atleast_1d(np.asarray(values)))) != len(pool):
+            raise UsageError(f"{what} has {rows} rows and x has {len(pool)}; give one value for each row of x.")
+    label, num_classes, classes = labels.read_target(y, "y", chosen.task, tuple(chosen.classes))
+    shift, factor = _scaling(pool, chosen.scaling)
     return Dataset(
-        name=name,
-        x=x,
+        name=chosen.name,
+        x=pool,
         y=label,
         num_classes=num_classes,
-        classes=names,
-        client=client_codes,
-        clients=clients,
-        group=group_codes,
-        groups=groups,
-        scale=None if scale is None else standard_errors(scale, "scale"),
-        pixel_max=255 if x.dtype == np.uint8 and x.ndim == 4 else None,
+        classes=classes,
+        pixel_max=255 if pool.dtype == np.uint8 and pool.ndim == 4 else None,
         shift=shift,
         factor=factor,
-        source={"data": name, "memory": True},
+        source={"data": chosen.name, "memory": True},
+        **labels.read_roles(roles, {role: role for role in roles}),
     )
 
 
 def from_npz(path: str, *, task: str | None = None, scaling: str | None = None) -> Dataset:
-    """The data set in a .npz file with arrays x, y and, as wanted, client, scale, group, classes."""
+    """Return the data set in a .npz file with arrays x, y and, as wanted, client, scale, group, classes."""
     arrays = read_npz(path, needed=("x", "y"))
     named = tuple(map(str, arrays.pop("classes", ())))
     return dataset(
@@ -103,15 +100,14 @@ def from_npz(path: str, *, task: str | None = None, scaling: str | None = None) 
 
 
 def read_npz(path: str, needed: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The arrays of a .npz file whose names mean something here, those needed among them."""
+    """Return the arrays of a .npz file whose names mean something here, those needed among them."""
     try:
         arrays, found = npz.load(Path(path), KEYS)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist; give the path of a .npz file.") from None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"{path} cannot be read ({reason}); write it with numpy.savez(path, x=x, y=y, client=client)."
+            f"{path} cannot be read ({reason(error)}); write it with numpy.savez(path, x=x, y=y, client=client)."
         ) from None
     for key in needed:
         if key not in arrays:
@@ -124,7 +120,7 @@ def read_npz(path: str, needed: tuple[str, ...]) -> dict[str, np.ndarray]:
 def pixel_scaling(
     scaling: str, pixel_max: int, mean: Sequence[float], deviation: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Shift and factor for uint8 pixels; mean and deviation are those of pixels in [0, 1], one a channel."""
+    """Return shift and factor for uint8 pixels; mean and deviation are those of pixels in [0, 1], one per channel."""
     if scaling == "standard":
         shift, factor = pixel_max * np.array(mean), 1.0 / (pixel_max * np.array(deviation))
     elif scaling == "unit":

@@ -9,12 +9,13 @@ from priory.core.errors import UsageError
 from priory.data import alignment, partition, transforms
 from priory.data.alignment import PublicRows
 from priory.data.dataset import Dataset
+from priory.data.encoder import Encoder, fit_encoder
 from priory.data.federation import Federation, Origin, Split, checksum
-from priory.data.options import Options, Plan, plan
+from priory.data.options import PartitionOptions
+from priory.data.plan import Plan, parse_per_class, parse_sizes, plan
 from priory.data.splits import Purpose, draw, hold_out_units, majority, stream
-from priory.data.tables import Encoder, fit_encoder
 
-__all__ = ["Options", "build"]
+__all__ = ["build"]
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 ALIGNMENT = 64  # bytes
@@ -31,10 +32,10 @@ class Deal:
     truth: dict[str, np.ndarray]  # first axis clients
 
 
-def build(dataset: Dataset, options: Options) -> Federation:
-    """The federation that the options make of the data set."""
+def build(dataset: Dataset, options: PartitionOptions) -> Federation:
+    """Return the federation that the options make of the data set."""
     wanted = plan(dataset, options)
-    steps = transforms.parse(wanted.transforms, dataset)
+    steps = transforms.parse(wanted.transform, dataset)
     dataset, public = _hold_out_public(dataset, steps, wanted)
     deal = _deal_and_split(dataset, wanted)
     clustered = next((step for step in steps if step.makes_clusters), None)
@@ -54,8 +55,8 @@ def _hold_out_public(
     if wanted.align is None:
         return dataset, None
     mixed = next((step.argument for step in steps if step.name == "mix"), None)
-    public = alignment.draw(wanted.align, dataset, wanted.seed, mixed)
-    return (alignment.without(dataset, public.held) if wanted.align.own else dataset), public
+    public = alignment.draw(alignment.parse(wanted.align), dataset, wanted.seed, mixed)
+    return (alignment.without(dataset, public.held) if public.spec.own else dataset), public
 
 
 def _deal_and_split(dataset: Dataset, wanted: Plan) -> Deal:
@@ -65,7 +66,7 @@ def _deal_and_split(dataset: Dataset, wanted: Plan) -> Deal:
 
 def _deal_out(dataset: Dataset, wanted: Plan) -> Deal:
     """Every row's client and side, training or test, before sizes and validation."""
-    natural = wanted.partition.kind == "natural"
+    natural = wanted.dealing.kind == "natural"
     deal = _natural(dataset, wanted) if natural else _dealt(dataset, wanted)
     count = np.bincount(deal.owner[(deal.part == TRAIN) & (deal.owner >= 0)], minlength=len(deal.clients))
     enough = count >= wanted.min_examples
@@ -107,27 +108,27 @@ def _dealt(dataset: Dataset, wanted: Plan) -> Deal:
     if wanted.per_class is not None:
         _check_enough(dataset, wanted.clients, len(label), 1)
         owner, is_test = partition.deal_per_class(
-            wanted.partition, label, wanted.clients, dataset.classes, wanted.per_class, rng
+            wanted.dealing, label, wanted.clients, dataset.classes, parse_per_class(wanted.per_class), rng
         )
         return Deal(owner, np.where(is_test, TEST, TRAIN).astype(np.int8), None, _numbered(wanted.clients), {})
     if official is not None:
         _check_enough(dataset, wanted.clients, int((~official).sum()), wanted.min_examples)
         owner = np.empty(len(label), np.int32)
         owner[~official] = partition.deal(
-            wanted.partition, label[~official], wanted.clients, num_classes, wanted.min_examples, rng
+            wanted.dealing, label[~official], wanted.clients, num_classes, wanted.min_examples, rng
         )
         rng = stream(wanted.seed, Purpose.DEAL_TEST)
         owner[official] = partition.deal_alike(
-            wanted.partition, owner[~official], label[~official], label[official], wanted.clients, rng
+            wanted.dealing, owner[~official], label[~official], label[official], wanted.clients, rng
         )
     elif dataset.group is not None:
         of_unit = majority(dataset.group, label)
         _check_enough(dataset, wanted.clients, len(of_unit), wanted.least_rows, "groups")
-        dealt = partition.deal(wanted.partition, of_unit, wanted.clients, num_classes, wanted.least_rows, rng)
+        dealt = partition.deal(wanted.dealing, of_unit, wanted.clients, num_classes, wanted.least_rows, rng)
         owner = dealt[dataset.group]
     else:
         _check_enough(dataset, wanted.clients, len(label), wanted.least_rows)
-        owner = partition.deal(wanted.partition, label, wanted.clients, num_classes, wanted.least_rows, rng)
+        owner = partition.deal(wanted.dealing, label, wanted.clients, num_classes, wanted.least_rows, rng)
     names = _numbered(wanted.clients)
     return Deal(owner, _test_part(dataset, owner, dataset.group, wanted), dataset.group, names, {})
 
@@ -138,7 +139,7 @@ def _numbered(num_clients: int) -> tuple[str, ...]:
 
 def _dealt_by(dataset: Dataset, wanted: Plan) -> tuple[np.ndarray, int]:
     """(rows,) the class that a row is dealt by, and how many there are."""
-    if not wanted.partition.coarse:
+    if not wanted.dealing.coarse:
         return _label(dataset), dataset.num_classes or 1
     if dataset.coarse is None:
         fine = str(wanted.partition).removesuffix(":coarse")
@@ -185,7 +186,7 @@ def _keep_clients(deal: Deal, keep: np.ndarray, wanted: Plan) -> Deal:
 
 def _mix(dataset: Dataset, deal: Deal, other_name: str, wanted: Plan) -> tuple[Dataset, Deal]:
     """Both data sets end to end; the clients of cluster 1 own their rows of the second instead of the first."""
-    other = transforms.partner(dataset, other_name, wanted.partition)
+    other = transforms.partner(dataset, other_name, wanted.dealing)
     second = _deal_and_split(other, wanted)
     cluster = deal.truth["cluster"]
     owners = [
@@ -204,11 +205,11 @@ def _mix(dataset: Dataset, deal: Deal, other_name: str, wanted: Plan) -> tuple[D
 
 def _take_sizes(dataset: Dataset, deal: Deal, wanted: Plan) -> Deal:
     """The deal with each client's training part cut down to the size it was drawn."""
-    if not wanted.sizes:
+    if wanted.sizes is None:
         return deal
     rng = stream(wanted.seed, Purpose.SIZES)
     num_clients = len(deal.clients)
-    shares, counts = zip(*wanted.sizes, strict=True)
+    shares, counts = zip(*parse_sizes(wanted.sizes), strict=True)
     edges = np.round(np.cumsum(shares) / sum(shares) * num_clients).astype(int)
     size = np.empty(num_clients, np.int64)
     size[rng.permutation(num_clients)] = np.repeat(counts, np.diff(edges, prepend=0))
@@ -307,7 +308,7 @@ def _assemble(
         num_classes=dataset.num_classes,
         classes=dataset.classes,
         truth={**truth, **drawn},
-        spec={**dataset.source, **wanted.spec()},
+        spec={**dataset.source, **wanted.given},
         checksum=checksum(x, y, scale, *splits, shown),
         encoder=encoder,
         public=shown,

@@ -2,13 +2,12 @@
 
 import gzip
 import importlib.util
-import inspect
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,11 +16,12 @@ from priory.data import arrays, checks, files, synthetic, tables
 from priory.data import schema as schemas
 from priory.data.dataset import Dataset
 from priory.data.federation import Federation
+from priory.data.options import PartitionOptions, ReadOptions, check_names, names, takes
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Entry", "describe", "from_spec", "load"]
-
-COLUMNS = ("target", "client", "drop", "group", "scale", "task", "scaling", "schema")
-
 
 OWN_FILES = (".csv", ".npz")
 
@@ -40,61 +40,44 @@ class Entry:
     available: bool = True
 
 
-def load(
-    name: str | os.PathLike[str],
-    *,
-    target: str | None = None,
-    client: str | None = None,
-    drop: Sequence[str] = (),
-    group: str | None = None,
-    scale: str | None = None,
-    task: str | None = None,
-    scaling: str | None = None,
-    schema: str | os.PathLike[str] | None = None,
-) -> Dataset:
-    """The data set of that name, or the one in a .csv or .npz file.
+@takes(ReadOptions)
+def load(name: str | os.PathLike[str], **options: Any) -> Dataset:
+    """Return the data set of that name, or the one in a .csv or .npz file.
 
     Args:
         name: A name that `describe` lists, `synthetic:PROBLEM[:key=value,...]`, or a path.
-        target: Column to predict (CSV); `client`, `group`, `scale` and `drop` name columns too, see `from_frame`.
-        drop: Columns that are no features (CSV), or of radon `floor` or `log_uranium`.
-        scaling: 'standard', 'unit' ([0, 1]) or 'symmetric' ([-1, 1]) for images; see `arrays.dataset` for .npz.
-        schema: Path of a schema file, which states columns, bounds and classes; they are then not read from the rows.
+        options: Those of `ReadOptions`.
     """
-    name = os.fspath(name)
-    drop = (drop,) if isinstance(drop, str) else tuple(drop)
-    values = (target, client, list(drop), group, scale, task, scaling, None if schema is None else os.fspath(schema))
-    given = {key: value for key, value in zip(COLUMNS, values, strict=True) if value not in (None, [])}
-    suffix = Path(name).suffix
-    if suffix in OWN_FILES and schema is not None:
-        stated = schemas.read(os.fspath(schema))
+    return read(os.fspath(name), ReadOptions.make(options))
+
+
+def read(name: str, options: ReadOptions) -> Dataset:
+    """Return the data set of that name or in that file."""
+    suffix, given = Path(name).suffix, options.given
+    if suffix in OWN_FILES and options.schema is not None:
+        stated = schemas.read(options.schema)
         given = stated.arguments({key: value for key, value in given.items() if key != "schema"})
         data = stated.dataset(name)
     elif suffix == ".csv":
-        _refuse(name, given, ("scaling",))
-        data = tables.from_csv(name, target=target, client=client, drop=drop, group=group, scale=scale, task=task)
+        options.refuse(name, "scaling")
+        data = tables.from_csv(name, options)
     elif suffix == ".npz":
-        _refuse(name, given, ("target", "client", "drop", "group", "scale"))
-        data = arrays.from_npz(name, task=task, scaling=scaling)
+        options.refuse(name, "target", "client", "drop", "group", "scale")
+        data = arrays.from_npz(name, task=options.task, scaling=options.scaling)
     else:
-        _check_name(name)
-        _refuse(name, given, ("target", "client", "group", "scale", "task", "schema"))
-        if name not in FEATURES:
-            _refuse(name, given, ("drop",))
-        _check_dropped(name, drop)
-        data = _without(_by_name(name, scaling), drop)
+        data = _published(name, options)
     # A manifest may be run again from anywhere, so a file is named by its whole path.
     return replace(data, source={"data": str(Path(name).resolve()) if suffix in OWN_FILES else name, **given})
 
 
 def from_spec(spec: dict[str, Any]) -> Federation:
-    """The federation that `Federation.spec` describes, made again from its data set."""
+    """Return the federation that `Federation.spec` describes, made again from its data set."""
     options = dict(spec)
     if options.pop("memory", False):
         raise UsageError(
             f"The data {spec['data']!r} came from memory, which no manifest can hold; pass federation= again."
         )
-    name, partition = options.pop("data", None), options.pop("partition", None)
+    name = options.pop("data", None)
     if name is None and "schema" in options:
         raise UsageError(
             f"The app was made from {options['schema']} alone and has no rows to deal; name this node's own file as "
@@ -102,12 +85,9 @@ def from_spec(spec: dict[str, Any]) -> Federation:
         )
     if not isinstance(name, str):
         raise UsageError(f"data={name!r} names no data set; correct the manifest.")
-    columns = {key: options.pop(key) for key in COLUMNS if key in options}
-    known = inspect.signature(Dataset.partition).parameters
-    for key in options:
-        if key not in known:
-            raise checks.unknown("setting of data", key, (*COLUMNS, *known))
-    return load(name, **columns).partition(partition, **options)
+    check_names(options, ReadOptions, PartitionOptions)
+    reading = {key: options.pop(key) for key in names(ReadOptions) if key in options}
+    return load(name, **reading).partition(**options)
 
 
 def describe() -> list[Entry]:
@@ -117,46 +97,33 @@ def describe() -> list[Entry]:
     ]
 
 
-def _refuse(name: str, given: dict[str, Any], unwanted: tuple[str, ...]) -> None:
-    for key in unwanted:
-        if key in given:
-            raise UsageError(f"{key}={given[key]!r} does not apply to data {name!r}; leave it out.")
-
-
-def _by_name(name: str, scaling: str | None) -> Dataset:
-    if name.split(":")[0] == "synthetic":
-        _refuse(name, {} if scaling is None else {"scaling": scaling}, ("scaling",))
-        return synthetic.make(name)
+def _published(name: str, options: ReadOptions) -> Dataset:
+    """Return a data set of the catalogue, without the columns that are dropped."""
+    is_made = name.split(":")[0] == "synthetic"
+    if not is_made and name not in IMAGES and name not in TABLES:
+        if Path(name).suffix or Path(name).exists():
+            raise UsageError(
+                f"data {name!r} is neither a data set nor a .csv or .npz file; convert it to one of those."
+            )
+        raise checks.unknown("data set", name, [entry.name for entry in CATALOGUE])
+    options.refuse(
+        name, *(key for key in names(ReadOptions) if key != "scaling" and not (key == "drop" and name in FEATURES))
+    )
     if name in IMAGES:
-        return _images(name, scaling)
-    if name in TABLES:
-        _refuse(name, {} if scaling is None else {"scaling": scaling}, ("scaling",))
-        return TABLES[name]()
-    raise AssertionError(name)
-
-
-def _check_dropped(name: str, drop: tuple[str, ...]) -> None:
-    for column in drop:
+        return _images(name, options.scaling)
+    options.refuse(name, "scaling")
+    data = synthetic.make(name) if is_made else TABLES[name]()
+    if not options.drop:
+        return data
+    for column in options.drop:
         if column not in FEATURES[name]:
             raise checks.unknown(f"column of {name}", column, FEATURES[name])
-    if drop and set(drop) == set(FEATURES[name]):
-        raise UsageError(f"drop={list(drop)} leaves {name} without a column; keep one, and choose model=intercept.")
-
-
-def _without(data: Dataset, drop: tuple[str, ...]) -> Dataset:
-    """The data set without some of its named columns."""
-    if not drop:
-        return data
-    kept = [place for place, column in enumerate(FEATURES[data.name]) if column not in drop]
+    kept = [place for place, column in enumerate(FEATURES[name]) if column not in options.drop]
+    if not kept:
+        raise UsageError(
+            f"drop={list(options.drop)} leaves {name} without a column; keep one, and choose model=intercept."
+        )
     return replace(data, x=np.ascontiguousarray(data.x[:, kept]))
-
-
-def _check_name(name: str) -> None:
-    if name.split(":")[0] == "synthetic" or name in IMAGES or name in TABLES:
-        return
-    if Path(name).suffix or Path(name).exists():
-        raise UsageError(f"data {name!r} is neither a data set nor a .csv or .npz file; convert it to one of those.")
-    raise checks.unknown("data set", name, [entry.name for entry in CATALOGUE])
 
 
 @dataclass(frozen=True)
@@ -252,7 +219,7 @@ def _read_cifar(content: bytes) -> dict[str, np.ndarray]:
     return result
 
 
-def _read_table(name: str) -> Any:
+def _read_table(name: str) -> "pd.DataFrame":
     import pandas as pd
 
     (file,) = files.FILES[name]

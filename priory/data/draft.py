@@ -11,8 +11,8 @@ import numpy as np
 from priory.core.errors import UsageError
 from priory.data import checks
 from priory.data.dataset import Dataset
+from priory.data.encoder import Feature
 from priory.data.schema import ROLES
-from priory.data.tables import Feature
 
 __all__ = ["draft"]
 

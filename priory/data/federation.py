@@ -2,16 +2,14 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from priory.core.errors import UsageError
 from priory.data import checks
+from priory.data.encoder import Encoder
 from priory.data.form import Form
-
-if TYPE_CHECKING:
-    from priory.data.tables import Encoder
 
 __all__ = ["PARTS", "Federation", "Origin", "Split", "checksum"]
 
@@ -79,7 +77,7 @@ class Federation:
     truth: dict[str, np.ndarray]
     spec: dict[str, Any]
     checksum: str
-    encoder: "Encoder | None" = None
+    encoder: Encoder | None = None
     public: np.ndarray | None = None
     public_rows: Origin | None = None
     group: np.ndarray | None = None

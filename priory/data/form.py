@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from priory.core.errors import UsageError
 from priory.data import checks, labels
-
-if TYPE_CHECKING:
-    from priory.data.tables import Encoder
+from priory.data.encoder import Encoder, Feature
 
 __all__ = ["Form", "check_columns", "from_table", "to_table"]
 
@@ -36,7 +34,7 @@ class Form:
     factor: np.ndarray
     num_classes: int | None
     classes: tuple[str, ...]
-    encoder: "Encoder | None"
+    encoder: Encoder | None
     roles: dict[str, tuple[str, ...]]
 
     @property
@@ -127,7 +125,7 @@ def _named(names: list[str], what: str) -> str:
     return f"column{'' if one else 's'} {checks.listing(map(repr, names))} {'is' if one else 'are'} {what}"
 
 
-def _columns_table(encoder: "Encoder") -> list[dict[str, Any]]:
+def _columns_table(encoder: Encoder) -> list[dict[str, Any]]:
     statistics = zip(encoder.features, encoder.mean.tolist(), encoder.deviation.tolist(), strict=True)
     return [
         {
@@ -142,9 +140,7 @@ def _columns_table(encoder: "Encoder") -> list[dict[str, Any]]:
     ]
 
 
-def _encoder(columns: list[dict[str, Any]]) -> "Encoder":
-    from priory.data.tables import Encoder, Feature  # which knows forms itself
-
+def _encoder(columns: list[dict[str, Any]]) -> Encoder:
     def optional(values: Any) -> Any:
         return None if values is None else tuple(values)
 

@@ -1,6 +1,6 @@
 """Names to numbers: classes, clients and groups as codes from 0, and the kind of task that a target suggests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,16 @@ import numpy as np
 from priory.core.errors import UsageError
 from priory.data import checks
 
-__all__ = ["codes", "known_codes", "odd_one_out", "plain", "read_target", "real_numbers", "task_of"]
+__all__ = [
+    "codes",
+    "known_codes",
+    "odd_one_out",
+    "plain",
+    "read_roles",
+    "read_target",
+    "real_numbers",
+    "standard_errors",
+]
 
 TASKS = ("classification", "regression")
 MOST_CLASSES = 100  # a whole-number target with more distinct values than this is taken for a quantity
@@ -131,6 +140,34 @@ def real_numbers(values: Any, what: str) -> np.ndarray:
     if bad:
         raise UsageError(f"{what} is {checks.unusable(array)} in {bad} of {len(result)} rows; mend or drop those rows.")
     return result
+
+
+def standard_errors(values: Any, what: str) -> np.ndarray:
+    """Return the values as float32 standard errors, all above 0."""
+    result = real_numbers(values, what)
+    if not (result > 0).all():
+        raise UsageError(f"{what} has the value {result.min():g}, and a standard error is above 0; mend those rows.")
+    return result
+
+
+def read_roles(
+    values: Mapping[str, Any],
+    called: Mapping[str, str],
+    read: Callable[..., Any] = lambda function, *args: function(*args),
+) -> dict[str, Any]:
+    """Return the fields of a `Dataset` that say whose each row is, what group it is of, and its standard error.
+
+    Args:
+        values: (rows,) values by role (client, group, scale); None or absent where there are none.
+        called: What errors call the values.
+        read: Calls a function, and may return None where that raises.
+    """
+    given = {role: values[role] for role in ("client", "group", "scale") if values.get(role) is not None}
+    found = {role: read(standard_errors if role == "scale" else codes, given[role], called[role]) for role in given}
+    fields = {"scale": found.get("scale")}
+    for role in ("client", "group"):
+        fields[role], fields[f"{role}s"] = found.get(role) or (None, ())
+    return fields
 
 
 def _one_dimensional(values: Any, what: str) -> np.ndarray:

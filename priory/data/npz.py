@@ -33,7 +33,7 @@ def load(path: Path, wanted: Container[str]) -> tuple[dict[str, np.ndarray], lis
             reading.check_memory(sum(info.file_size for info in chosen.values()), "its arrays need")
             return {name: _array(archive, name, info) for name, info in chosen.items()}, list(members)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OverflowError) as error:
-        raise ValueError(_first_line(error)) from None
+        raise ValueError(reading.reason(error)) from None
 
 
 def _array(archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> np.ndarray:
@@ -63,7 +63,3 @@ def _check_header(member: IO[bytes], name: str, info: zipfile.ZipInfo) -> None:
     present = info.file_size - member.tell()
     if min(shape, default=0) < 0 or count * dtype.itemsize != present or (count and not dtype.itemsize):
         raise ValueError(f"array {name!r} declares shape {shape} of {dtype}, and the file has {present} bytes of it")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,166 +1,154 @@
-"""The options of a partition, checked and taken apart before any row is touched."""
+"""The options of reading data and of dealing them to clients, declared once for Python, command line and manifest."""
 
-import bisect
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
 from priory.core.errors import UsageError
-from priory.data import alignment, checks, partition
-from priory.data.alignment import Alignment
-from priory.data.dataset import Dataset
-from priory.data.partition import Partition
+from priory.data import checks
 
-__all__ = ["Options", "Plan", "plan"]
+__all__ = ["PartitionOptions", "ReadOptions", "check_names", "names", "takes"]
 
-MOST_ROWS = 1 << 62
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Options:
-    """The arguments of `Dataset.partition`, as the user gave them."""
+class ReadOptions:
+    """How a file or a data frame is read.
 
-    spec: str | None
-    clients: int | None
-    seed: int
-    test: float
-    validation: float
-    newcomers: float
-    per_class: tuple[int, int] | str | None
-    sizes: str | None
-    transforms: tuple[str, ...]
-    min_examples: int
-    align: str | None
+    Attributes:
+        target: Column to predict (CSV).
+        client: Column that names the client of a row (CSV); without it the rows must be partitioned.
+        drop: Columns that are no features (CSV, and radon's floor or log_uranium).
+        group: Column whose equal rows never fall on both sides of a split, such as a patient (CSV).
+        scale: Column of known standard errors of the target (CSV); on the command line also the noise of a regression:
+            a number, or learned.
+        task: Whether the target is a class or a number; by default inferred from it, and printed for a CSV file.
+        scaling: standard, unit ([0, 1]), symmetric ([-1, 1]) or none; by default what suits the data.
+        schema: Schema file that states columns, bounds and classes, which are then not read from the rows (CSV, NPZ).
+    """
 
+    target: str | None = None
+    client: str | None = None
+    drop: tuple[str, ...] = ()
+    group: str | None = None
+    scale: str | None = None
+    task: Literal["classification", "regression"] | None = None
+    scaling: str | None = None
+    schema: str | None = None
 
-@dataclass(frozen=True)
-class Plan:
-    """`Options` that fit the data set."""
-
-    partition: Partition
-    clients: int | None  # None: all natural clients
-    seed: int
-    test: float
-    validation: float
-    newcomers: float
-    per_class: tuple[int, int] | None
-    sizes: tuple[tuple[float, int], ...]
-    transforms: tuple[str, ...]
-    min_examples: int
-    align: Alignment | None
+    @classmethod
+    def make(cls, given: Mapping[str, Any]) -> "ReadOptions":
+        """Return the options from keyword arguments; one column to drop may be given as text."""
+        check_names(given, cls)
+        schema = given.get("schema")
+        drop = _several(given.get("drop"))
+        return cls(**{**given, "drop": drop, "schema": None if schema is None else os.fspath(schema)})
 
     @property
-    def least_rows(self) -> int:
-        """The fewest rows that leave a client `min_examples` training rows after its test split."""
+    def given(self) -> dict[str, Any]:
+        """The options that are not left out, as a manifest has them."""
+        return _stated(self)
 
-        def left(rows: int) -> int:
-            return rows - min(int(np.floor(self.test * rows + 0.5)), rows - 1)
-
-        return bisect.bisect_left(range(MOST_ROWS), self.min_examples, lo=self.min_examples, key=left)
-
-    def spec(self) -> dict[str, Any]:
-        """The keyword arguments that give this plan, without those that were left out."""
-        given = {
-            "partition": str(self.partition),
-            "clients": self.clients,
-            "seed": self.seed,
-            "test": self.test,
-            "validation": self.validation,
-            "newcomers": self.newcomers,
-            "per_class": self.per_class and "{}/{}".format(*self.per_class),
-            "sizes": ",".join(f"{share!r}={count}" for share, count in self.sizes),
-            "transform": list(self.transforms),
-            "min_examples": self.min_examples,
-            "align": self.align and str(self.align),
-        }
-        return {name: value for name, value in given.items() if value is not None and value not in ("", [])}
+    def refuse(self, name: str, *unwanted: str) -> None:
+        """Raise where an option is given that means nothing for the data of this name."""
+        for key, value in self.given.items():
+            if key in unwanted:
+                raise UsageError(f"{key}={value!r} does not apply to data {name!r}; leave it out.")
 
 
-def plan(dataset: Dataset, options: Options) -> Plan:
-    """The options checked against each other and against the data set."""
-    spec = options.spec or ("iid" if dataset.client is None else "natural")
-    chosen = partition.parse(spec)
-    clients = None if options.clients is None else checks.whole("clients", options.clients, 1)
-    if chosen.kind == "natural" and dataset.client is None:
-        raise UsageError(
-            f"partition 'natural' needs clients, and {dataset.name} has none; name the client column, "
-            "or use iid, dirichlet:A, shards:S or classes:K."
-        )
-    if chosen.kind == "natural" and clients is not None and clients > len(dataset.clients):
-        raise UsageError(
-            f"clients={clients} exceeds the {len(dataset.clients)} clients of {dataset.name}; choose at most that."
-        )
-    if options.spec is None and dataset.client is None and clients is None:
-        raise UsageError(
-            f"nothing says which rows of {dataset.name} belong to which client; give clients=N to deal them out"
-            f"{', or the client column' if dataset.features else ''}."
-        )
-    if chosen.kind != "natural" and clients is None:
-        raise UsageError(f"partition '{chosen}' does not say for how many clients; give clients=N.")
-    if chosen.kind in ("dirichlet", "shards", "classes") and dataset.num_classes is None:
-        raise UsageError(
-            f"partition '{chosen}' deals by class, and {dataset.name} is a regression; use iid or natural."
-        )
-    per_class = None if options.per_class is None else parse_per_class(options.per_class)
-    if per_class is not None and dataset.num_classes is None:
-        raise UsageError(
-            f"per_class={options.per_class!r} needs classes, and {dataset.name} is a regression; leave it out."
-        )
-    if per_class is not None and dataset.group is not None:
-        raise UsageError("per_class cannot keep the rows of a group together; leave out per_class or group.")
-    return Plan(
-        partition=chosen,
-        clients=clients,
-        seed=checks.whole("seed", options.seed, 0),
-        test=checks.fraction("test", options.test),
-        validation=checks.fraction("validation", options.validation),
-        newcomers=checks.fraction("newcomers", options.newcomers),
-        per_class=per_class,
-        sizes=() if options.sizes is None else parse_sizes(options.sizes),
-        transforms=options.transforms,
-        min_examples=_least(dataset, options.min_examples),
-        align=None if options.align is None else alignment.parse(options.align),
-    )
+@dataclass(frozen=True)
+class PartitionOptions:
+    """How the rows of a data set are dealt to clients and split; the same options give the same bytes.
+
+    Attributes:
+        partition: iid, dirichlet:A, dirichlet:A:coarse, shards:S, classes:K, classes:K:paired or natural; by default
+            natural where the data have clients, else iid.
+        clients: How many clients; all natural ones by default. Fewer natural clients are drawn at random.
+        seed: Seed of partition, splits and transforms; the same federation whatever the seed of the run.
+        test: Fraction of each client's rows that test it, stratified, where the data have no test part of their own.
+        validation: Fraction of each client's training part that is set aside for tuning and calibration; the test part
+            stays as it was.
+        newcomers: Fraction of the clients that is held out whole, placed last and evaluated after onboarding.
+        per_class: TRAIN/TEST examples per class and client, from the official parts pooled, such as 50/950.
+        sizes: Training examples per client before validation, such as 0.9=5,0.1=10: 5 for 90 % of the clients, 10 for
+            the rest.
+        transform: Changes by client: invert-half, mix:DATASET, rotate-by-client or corrupt-by-client; one or several.
+        min_examples: Training examples that every client must have, validation included; natural clients below it are
+            left out.
+        align: Unlabelled rows known to all: own:500 or own:500:classes=5 of these rows, held out before they are dealt;
+            DATASET:500 of another data set; FILE.npz or FILE.npz:500.
+    """
+
+    partition: str | None = None
+    clients: int | None = None
+    seed: int = field(default=0, metadata={"flag": "data_seed"})  # a run has a seed of its own
+    test: float = 0.2
+    validation: float = 0.0
+    newcomers: float = 0.0
+    per_class: str | None = None
+    sizes: str | None = None
+    transform: tuple[str, ...] = ()
+    min_examples: int = 1
+    align: str | None = None
+
+    @classmethod
+    def make(cls, given: Mapping[str, Any]) -> "PartitionOptions":
+        """Return the options from keyword arguments; `transform` may be one text and `per_class` a pair of numbers."""
+        check_names(given, cls)
+        per_class = given.get("per_class")
+        if isinstance(per_class, Sequence) and not isinstance(per_class, str):
+            per_class = "/".join(map(str, per_class))
+        return cls(**{**given, "transform": _several(given.get("transform")), "per_class": per_class})
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that are not left out, as a manifest has them."""
+        return _stated(self)
 
 
-def _least(dataset: Dataset, value: int) -> int:
-    """The training examples that every client must have, which cannot be more than there are."""
-    least = checks.whole("min_examples", value, 1)
-    if least > len(dataset.y):
-        raise UsageError(
-            f"min_examples={least} exceeds the {len(dataset.y)} examples of {dataset.name}; choose at most that."
-        )
-    return least
+def names(*kinds: type[Any]) -> list[str]:
+    """Return the names of the options of these dataclasses."""
+    return [one.name for kind in kinds for one in dataclasses.fields(kind)]
 
 
-def parse_per_class(value: tuple[int, int] | str) -> tuple[int, int]:
-    """(training, test) examples per class and client from '50/950' or (50, 950)."""
-    try:
-        train, test = (int(part) for part in (value.split("/") if isinstance(value, str) else value))
-    except (TypeError, ValueError):
-        raise UsageError(f"per_class={value!r} is malformed; write TRAIN/TEST, for example 50/950.") from None
-    if train < 1 or test < 0:
-        raise UsageError(f"per_class={value!r} is out of range; give 1 or more to train and 0 or more to test.")
-    return train, test
+def check_names(given: Mapping[str, Any], *kinds: type[Any]) -> None:
+    """Raise on a name that is not an option."""
+    known = names(*kinds)
+    for name in given:
+        if name not in known:
+            raise checks.unknown("setting of data", name, known)
 
 
-def parse_sizes(text: str) -> tuple[tuple[float, int], ...]:
-    """((fraction of clients, training examples), ...) from '0.9=5,0.1=10'; the fractions add up to 1."""
-    remedy = "write fraction=examples, for example 0.9=5,0.1=10"
-    sizes = []
-    for item in text.split(","):
-        share, equals, count = item.partition("=")
-        if not equals:
-            raise UsageError(f"sizes={text!r} is malformed at {item!r}; {remedy}.")
-        where = f"sizes={text!r}"
-        sizes.append(
-            (
-                checks.number(share, float, where=where, remedy=remedy),
-                checks.number(count, int, where=where, remedy=remedy),
-            )
-        )
-    total = sum(share for share, _ in sizes)
-    if abs(total - 1.0) > 1e-6:
-        raise UsageError(f"the fractions of sizes={text!r} add up to {total:g}; make them add up to 1.")
-    return tuple(sizes)
+def takes(*kinds: type[Any]) -> Callable[[Function], Function]:
+    """Return a decorator that shows the options of dataclasses in the signature and the docstring of a function.
+
+    They stand in place of its last parameter, `**options`.
+    """
+
+    def documented(function: Function) -> Function:
+        signature, text = inspect.signature(function), inspect.cleandoc(function.__doc__ or "")
+        own = list(signature.parameters.values())[:-1]
+        more = [
+            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
+            for kind in kinds
+            for one in dataclasses.fields(kind)
+        ]
+        function.__signature__ = signature.replace(parameters=own + more)  # type: ignore[attr-defined]
+        attributes = [inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2] for kind in kinds]
+        function.__doc__ = "\n".join([f"{text}\n\nOptions:", *attributes])
+        return function
+
+    return documented
+
+
+def _several(values: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (values,) if isinstance(values, str) else tuple(values or ())
+
+
+def _stated(options: Any) -> dict[str, Any]:
+    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(options).items()}
+    return {name: value for name, value in listed.items() if value not in (None, [], "")}

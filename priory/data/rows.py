@@ -87,7 +87,7 @@ def read_rows(
             form.read_labels(y)
         if scale is None and likelihood == Gaussian("column"):
             raise UsageError(f"no {_scale_name(form)!r}, and the run knows every target's standard error; add it.")
-        errors = None if scale is None else tables.standard_errors(scale, "scale")
+        errors = None if scale is None else labels.standard_errors(scale, "scale")
         return Rows(x, y, errors, raw_x if is_table else None, group)
     except UsageError as error:
         raise UsageError(f"{file}: {error}") from None

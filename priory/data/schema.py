@@ -13,7 +13,7 @@
     age = { kind = "number", low = 0, high = 120 }
     sex = { kind = "category", categories = ["f", "m"], missing = true }
 
-A number is clipped to its bounds and scaled by them (`tables.bounded_encoder`). A value outside a column's categories
+A number is clipped to its bounds and scaled by them (`encoder.bounded_encoder`). A value outside a column's categories
 counts as missing. `missing = true` adds an input that marks gaps; without it a gap is the middle of the bounds, or no
 category, and is not marked. The arrays of a .npz file have a table `inputs` in place of `columns`; roles are then the
 names of arrays:
@@ -36,8 +36,8 @@ from priory.data import arrays, checks, labels, tables
 from priory.data import form as forms
 from priory.data.columns import Column
 from priory.data.dataset import Dataset
+from priory.data.encoder import Encoder, Feature, bounded_encoder, raw_matrix
 from priory.data.form import Form
-from priory.data.tables import Encoder, Feature
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +90,7 @@ class Schema:
     @cached_property
     def encoder(self) -> Encoder | None:
         """The encoder of a table; None for arrays."""
-        return tables.bounded_encoder(self.features) if self.features else None
+        return bounded_encoder(self.features) if self.features else None
 
     @cached_property
     def form(self) -> Form:
@@ -141,22 +141,16 @@ class Schema:
         if not len(frame):
             raise UsageError("no rows; give at least one.")
         values = {role: frame[column].to_numpy() for role, column in named.items()}
-        what = {role: f"{role} column {column!r}" for role, column in named.items()}
-        client, clients = labels.codes(values["client"], what["client"]) if "client" in named else (None, ())
-        group, groups = labels.codes(values["group"], what["group"]) if "group" in named else (None, ())
+        called = {role: f"{role} column {column!r}" for role, column in named.items()}
         dataset = Dataset(
             name=self.name,
-            x=tables.raw_matrix(frame, self.features),
-            y=self._labels(values["target"], what["target"]),
+            x=raw_matrix(frame, self.features),
+            y=self._labels(values["target"], called["target"]),
             num_classes=len(self.classes) or None,
             classes=self.classes,
-            client=client,
-            clients=clients,
-            group=group,
-            groups=groups,
-            scale=tables.standard_errors(values["scale"], what["scale"]) if "scale" in named else None,
             features=self.features,
             encoder=self.encoder,
+            **labels.read_roles(values, called),
         )
         described = tables.describe_columns(frame, dataset, named, self.task)
         return replace(dataset, columns=tuple(self._with_note(column, frame, dataset.x) for column in described))
@@ -189,9 +183,7 @@ class Schema:
         return arrays.dataset(
             x,
             self._labels(found["y"], "y"),
-            found["client"] if "client" in wanted else None,
-            scale=found["scale"] if "scale" in wanted else None,
-            group=found["group"] if "group" in wanted else None,
+            **{role: found[role] for role in ("client", "scale", "group") if role in wanted},
             task=self.task,
             classes=self.classes,
             scaling=self.scaling,

@@ -9,7 +9,7 @@ import pytest
 import priory
 from priory.cli.federation import DataFlags
 from priory.core.errors import UsageError
-from priory.data import from_frame, from_spec, load
+from priory.data import PartitionOptions, from_frame, from_spec, load
 from priory.data.alignment import Alignment, parse
 from priory.data.arrays import dataset
 from priory.data.federation import checksum
@@ -264,7 +264,7 @@ def test_a_run_sees_the_alignment_set_as_a_model_does():
 
 
 def test_the_flag_gives_the_alignment_set():
-    federation = DataFlags(data="digits", clients=4, align="own:20").federation()
+    federation = DataFlags("digits", PartitionOptions(clients=4, align="own:20")).federation()
     assert (len(federation.public), federation.spec["align"]) == (20, "own:20")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from priory.cli.federation import DataFlags
 from priory.core.errors import UsageError
-from priory.data import columns, from_frame, load
+from priory.data import PartitionOptions, ReadOptions, columns, from_frame, load
 
 
 def a_frame(rows=40):
@@ -284,12 +284,12 @@ def test_a_description_says_how_each_column_was_read():
 def test_a_csv_file_is_described_when_a_command_reads_it_and_a_data_set_by_name_is_not(tmp_path, capsys):
     path = tmp_path / "visits.csv"
     a_frame().to_csv(path, index=False)
-    flags = DataFlags(data=str(path), target="ill", client="clinic")
+    flags = DataFlags(str(path), reading=ReadOptions(target="ill", client="clinic"))
     flags.federation()
     described = load(str(path), target="ill", client="clinic").describe()
     assert capsys.readouterr().out == described + "\n"
     flags.federation(told=False)
-    DataFlags(data="digits", clients=4).federation()
+    DataFlags("digits", PartitionOptions(clients=4)).federation()
     assert capsys.readouterr().out == ""
 
 

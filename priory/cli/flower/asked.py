@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from priory.deploy import shared
 from priory.deploy.app_hash import written_hash
 from priory.deploy.charter import Charter
 from priory.engine import accounting
+from priory.fed import schedule
 
 # Simulation's own business, or what a node would need more rows for.
 LEFT_OUT = ("exclude_uncertain", "client_batch", "resident_bytes", "onboard_visits", "eval_newcomers", "eval_clients")
@@ -70,17 +72,17 @@ def parse(command: str, argv: Sequence[str], rest: Sequence[Flag], text: str, wi
     if settings.eval_every is None:  # an evaluation costs a message to every node
         settings = dataclasses.replace(settings, eval_every=0)
     built = flags.build(method, values["method"])
-    schema = None if chosen.schema is None else schemas.read(chosen.schema)
+    schema = None if chosen.reading.schema is None else schemas.read(chosen.reading.schema)
     mode = accounting.mode_of(settings, built, name)
-    shared.check(mode, chosen.data, chosen.transform, chosen.align, schema)
+    shared.check(mode, chosen.data, chosen.partition.transform, chosen.partition.align, schema)
     dealt = _dealt(chosen, schema)
     if schema is not None:
         charter = charters.from_schema(built, schema, settings, None if dealt is None else dealt.public)
     else:
         assert dealt is not None
         charter = charters.make(built, dealt, settings)
-    spec = {"schema": str(Path(chosen.schema or "").resolve())} if dealt is None else dealt.spec
-    told = shared.summary(charter, chosen.data, chosen.scaling, schema)
+    spec = {"schema": str(Path(chosen.reading.schema or "").resolve())} if dealt is None else dealt.spec
+    told = shared.summary(charter, chosen.data, chosen.reading.scaling, schema)
     return Asked(charter, dealt, values["rest"], spec, told)
 
 
@@ -91,17 +93,17 @@ def _dealt(chosen: DataFlags, schema: Schema | None) -> Federation | None:
     if schema is None:
         return chosen.federation()
     if not chosen.data:
-        for flag in dataclasses.fields(chosen):
-            value = getattr(chosen, flag.name)
+        for flag in flags.flags_of(DataFlags()):
+            value = reduce(getattr, flag.path, chosen)
             is_noise = flag.name == "scale" and chosen.column() is None
             if flag.name != "schema" and not is_noise and value != flag.default:
                 raise UsageError(
-                    f"{flag.name.replace('_', '-')}={value!r} describes rows, and --schema stands alone; leave it out, "
-                    "or give --data as well."
+                    f"{flag.typed}={value!r} describes rows, and --schema stands alone; leave it out, or give --data "
+                    "as well."
                 )
         return None
-    if chosen.clients is None and schema.role("client") is None:
-        chosen = dataclasses.replace(chosen, clients=schema.clients)
+    if chosen.partition.clients is None and schema.role("client") is None:
+        chosen = schedule.put(chosen, ("partition", "clients"), schema.clients)
     dealt = chosen.federation()
     if dealt.num_clients != schema.clients:
         raise UsageError(
