@@ -25,7 +25,8 @@ from typing import Any
 
 from priory.core.errors import UsageError
 from priory.core.reading import parse_json, read_text
-from priory.engine.accounting import Counted, Ledger, concentrated_epsilon
+from priory.engine.accountants import Counted, concentrated_epsilon
+from priory.engine.accounting import Ledger
 from priory.store import locked, private_directory, write_atomically
 
 BUDGET, LOCK = "budget.json", "budget.lock"

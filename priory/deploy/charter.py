@@ -95,11 +95,8 @@ class Charter:
     @cached_property
     def ledger(self) -> Ledger | None:
         """What privacy costs, where it is asked for."""
-        root = first_key(self.settings.seed)
-        return accounting.open_ledger(
-            self.settings, self.method, self.name, self.tasks[0], self.participation, None, self.empty_shards, root,
-            deployed=True,
-        )  # fmt: skip
+        drawn, shards = self.participation, self.empty_shards
+        return accounting.open_ledger(self.settings, self.method, self.tasks[0], drawn, None, shards, deployed=True)
 
     @cached_property
     def channel(self) -> Channel | None:

@@ -201,7 +201,7 @@ def prepare(
     )
     root = devices.root_key(chosen.seed, mesh)
     asked = chosen if noise is None else dataclasses.replace(chosen, dp_noise=noise)
-    ledger = accounting.open_ledger(asked, method, name, tasks[0], participation, given, train, root)
+    ledger = accounting.open_ledger(asked, method, tasks[0], participation, given, train)
     uplink = chosen.channel_of(method, given) if ledger is None else ledger.channel()
     with clock.booking("train"):
         home, record = home_for(method, tasks, uplink, train, plan, chosen.resident_bytes)

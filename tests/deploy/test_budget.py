@@ -11,7 +11,7 @@ import pytest
 
 from priory.core.errors import UsageError
 from priory.deploy.budget import BUDGET, Budget, Price
-from priory.engine.accounting import concentrated_epsilon
+from priory.engine.accountants import concentrated_epsilon
 
 LOCAL = Price(rho=0.05, answers=3, rounds=5, epsilon=concentrated_epsilon(0.15, 1e-5), delta=1e-5)
 CENTRAL = Price(rho=0.0, answers=4, rounds=4, epsilon=2.0, delta=1e-5)

@@ -8,7 +8,7 @@ import pytest
 from priory.core import rng
 from priory.core.errors import UsageError
 from priory.deploy import noise
-from priory.engine.accounting import GRID_BITS, grid_of
+from priory.engine.accountants import GRID_BITS, grid_of
 from priory.fed.parts import Parts
 from priory.fed.privacy import Noised
 

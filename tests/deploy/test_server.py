@@ -24,7 +24,7 @@ from priory.deploy.kept import Kept
 from priory.deploy.loopback import Loopback
 from priory.deploy.roster import Roster
 from priory.deploy.server import _draw
-from priory.engine import accounting
+from priory.engine import accountants
 from priory.fed import visit
 from priory.store import Checkpoint, RunDirectory
 from tests.deploy.conftest import range_of_squares
@@ -715,7 +715,7 @@ def test_cohorts_that_everybody_knows_amplify_nothing(deployed):
     drawn = [set(server._drawn(t)) for t in range(9)]
     assert drawn == [known_to_all(made, t) for t in range(9)]
     most = max(sum(client in cohort for cohort in drawn) for client in range(8))
-    assert ledger.spent(9) == pytest.approx(accounting.concentrated_epsilon(most / 2, 0.1))
+    assert ledger.spent(9) == pytest.approx(accountants.concentrated_epsilon(most / 2, 0.1))
 
 
 def test_central_noise_that_was_drawn_in_vain_is_never_seen(deployed, monkeypatch):

@@ -9,8 +9,8 @@ from scipy.stats import norm
 
 from priory import methods
 from priory.core.errors import UsageError
-from priory.engine import accounting
-from priory.engine.accounting import Concentrated, Counted, OnGrid, Poisson, WithoutReplacement
+from priory.engine import accountants
+from priory.engine.accountants import Concentrated, Counted, OnGrid, Poisson, WithoutReplacement
 from tests.deploy.conftest import small_charter
 
 DELTA = 1e-5
@@ -26,7 +26,7 @@ def discrete(scale: float, shift: int = 0) -> np.ndarray:
 @pytest.mark.parametrize(("scale", "shift"), [(1.0, 1), (3.0, 4), (8.0, 8)])
 def test_zcdp_allows_at_least_the_exact_delta_of_the_discrete_gaussian(scale, shift):
     one, other = discrete(scale), discrete(scale, shift)
-    epsilon = accounting.concentrated_epsilon((shift / scale) ** 2 / 2, DELTA)
+    epsilon = accountants.concentrated_epsilon((shift / scale) ** 2 / 2, DELTA)
     exact = np.maximum(one - math.exp(epsilon) * other, 0).sum()
     assert 0 < exact <= DELTA
 
@@ -56,7 +56,7 @@ def test_sampled_rounds_cost_what_they_would_with_the_delta_that_is_left(sampled
     found = OnGrid(sampled, 10**6).epsilon(2.0, 20, DELTA)
     assert found == sampled.epsilon(2.0, 20, 0.999 * DELTA)
     assert found == pytest.approx(sampled.epsilon(2.0, 20, DELTA), rel=1e-3)
-    distance = 20 * 1000 / (32 * 4.0**accounting.GRID_BITS)
+    distance = 20 * 1000 / (32 * 4.0**accountants.GRID_BITS)
     assert (1 + math.exp(found)) * distance <= DELTA / 1000
 
 
@@ -66,9 +66,9 @@ def test_where_the_distance_to_the_gaussian_could_matter_nothing_is_claimed():
 
 @pytest.mark.parametrize("sd", [1e-9, 0.3, 1.0, 1.9999, 7e5])
 def test_a_grid_is_a_power_of_two_and_fine_enough(sd):
-    grid = accounting.grid_of(sd)
+    grid = accountants.grid_of(sd)
     assert math.frexp(grid)[0] == 0.5
-    assert 2**accounting.GRID_BITS <= sd / grid < 2 ** (accounting.GRID_BITS + 1)
+    assert 2**accountants.GRID_BITS <= sd / grid < 2 ** (accountants.GRID_BITS + 1)
 
 
 def charter(name="fedavg", **options):
@@ -89,7 +89,7 @@ def test_a_known_cohort_costs_what_its_busiest_client_pays():
     sampled = Poisson(1000, 0.1, 180)
     ledger = dataclasses.replace(
         charter(dp="central", dp_noise=1.0).ledger, spending=OnGrid(sampled, 10), rounds=200, delta=DELTA,
-        noise=accounting.solve_noise(sampled, 4.0, DELTA, 200),
+        noise=accountants.solve_noise(sampled, 4.0, DELTA, 200),
     )  # fmt: skip
     assert ledger.spent(200) <= 4.01
     rng = np.random.default_rng(0)
@@ -131,7 +131,7 @@ def test_an_assumed_sensitivity_is_for_simulations_alone(assumed):
 def test_discrete_noise_that_is_too_far_from_a_rounded_gaussian_is_promised_nothing():
     sampled, size = Poisson(60, 0.1, 21), 10**16
     found = sampled.epsilon(2.0, 20, 0.999 * DELTA)
-    assert (1 + math.exp(found)) * 20 * math.sqrt(size) / (32 * 4.0**accounting.GRID_BITS) < DELTA / 1000
+    assert (1 + math.exp(found)) * 20 * math.sqrt(size) / (32 * 4.0**accountants.GRID_BITS) < DELTA / 1000
     assert OnGrid(sampled, size).epsilon(2.0, 20, DELTA) == found
-    more = math.ceil((DELTA / 1000 * 32 * 4.0**accounting.GRID_BITS / (20 * (1 + math.exp(found)))) ** 2)
+    more = math.ceil((DELTA / 1000 * 32 * 4.0**accountants.GRID_BITS / (20 * (1 + math.exp(found)))) ** 2)
     assert OnGrid(sampled, 2 * more).epsilon(2.0, 20, DELTA) == math.inf

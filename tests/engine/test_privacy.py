@@ -22,8 +22,8 @@ from priory import report
 from priory.core import rng, trees
 from priory.core.rng import Stream
 from priory.core.struct import struct
-from priory.engine import accounting, devices, settings
-from priory.engine.accounting import Counted, Poisson, WithoutReplacement
+from priory.engine import accountants, accounting, devices, settings
+from priory.engine.accountants import Counted, Poisson, WithoutReplacement
 from priory.engine.cohort import Participation
 from priory.engine.rounds import Plan, draw_slots
 from priory.fed import privacy
@@ -175,11 +175,11 @@ def test_participations_are_counted_as_the_rounds_will_draw_them(kind, groups):
         slots = on_host(draw(np.int32(t)))
         np.add.at(counts, slots.ids[slots.uploads], 1)
         most.append(counts.max())
-    np.testing.assert_array_equal(accounting.participations(drawn, root, rounds), most)
+    np.testing.assert_array_equal(accountants.participations(drawn, root, rounds), most)
 
 
 def test_only_uploads_count_where_more_clients_run():
-    most = accounting.participations(Participation(12, 2, 12), rng.root(3), 6)
+    most = accountants.participations(Participation(12, 2, 12), rng.root(3), 6)
     assert most[-1] < 6
 
 
@@ -187,14 +187,14 @@ def test_only_uploads_count_where_more_clients_run():
 def few_orders(monkeypatch):
     """Rényi divergences at few orders, which bound ε as well, in a fiftieth of the time."""
     monkeypatch.setattr(rdp, "RdpAccountant", partial(rdp.RdpAccountant, orders=(2, 3, 4, 6, 8, 12, 16)))
-    accounting._renyi.cache_clear()
+    accountants._renyi.cache_clear()
     yield
-    accounting._renyi.cache_clear()
+    accountants._renyi.cache_clear()
 
 
 @EACH_SPENDING
 def test_the_noise_solved_for_is_just_enough(few_orders, spending, rounds):
-    noise = accounting.solve_noise(spending, 4.0, DELTA, rounds)
+    noise = accountants.solve_noise(spending, 4.0, DELTA, rounds)
     assert spending.epsilon(noise, rounds, DELTA) <= 4.0
     assert spending.epsilon(0.998 * noise, rounds, DELTA) > 4.0
 
@@ -203,7 +203,7 @@ def test_the_noise_solved_for_is_just_enough(few_orders, spending, rounds):
 def test_a_budget_is_never_exceeded_and_one_more_round_would(spending, rounds):
     allowed = 6 * rounds // 10
     budget = 0.5 * (spending.epsilon(1.5, allowed, DELTA) + spending.epsilon(1.5, allowed + 1, DELTA))
-    assert accounting.rounds_within(spending, 1.5, budget, DELTA, rounds) == allowed
+    assert accountants.rounds_within(spending, 1.5, budget, DELTA, rounds) == allowed
     assert spending.epsilon(1.5, allowed, DELTA) <= budget < spending.epsilon(1.5, allowed + 1, DELTA)
 
 
@@ -393,7 +393,7 @@ def test_a_run_ends_with_its_budget_and_is_finished(private, tmp_path):
     run = private(dp="local", dp_noise=1.0, dp_epsilon=6.0, rounds=40, out=tmp_path / "run")
     ledger = run.log.ledger
     assert 0 < run.completed < 40
-    most = accounting.participations(run.evaluator.ready.plan.participation, run.evaluator.ready.root, 40)
+    most = accountants.participations(run.evaluator.ready.plan.participation, run.evaluator.ready.root, 40)
     assert ledger.spent(run.completed) <= 6.0 < Counted(tuple(most)).epsilon(1.0, run.completed + 1, DELTA)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["rounds"] == run.completed == summary["extra"]["privacy"]["rounds_allowed"]
@@ -478,11 +478,11 @@ def test_clients_with_a_state_in_tiny_cohorts_that_are_cut_get_no_amplification(
 
     def spending(stateful, cohort, num):
         drawn = Participation(num, cohort, cohort, "bernoulli")
-        return accounting._spending("central", drawn, stateful, rng.root(0), 200, 1e-5)
+        return accountants.spending_of("central", drawn, stateful, rng.root(0), 200, 1e-5)
 
-    assert isinstance(spending(False, 1, 20), accounting.Poisson)
-    assert isinstance(spending(True, 1, 20), accounting.Counted)
-    assert isinstance(spending(True, 100, 1000), accounting.Poisson)
+    assert isinstance(spending(False, 1, 20), accountants.Poisson)
+    assert isinstance(spending(True, 1, 20), accountants.Counted)
+    assert isinstance(spending(True, 100, 1000), accountants.Poisson)
 
 
 @pytest.mark.parametrize("field", ["dp_clip", "dp_delta"])

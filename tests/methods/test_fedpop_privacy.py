@@ -33,8 +33,7 @@ def kept(gradients, clip):
     """Return the share of the norms of I and J that a setting of `--dp-clip` leaves."""
     asked = Settings(rounds=1, dp="local", dp_noise=1.0, dp_clip=clip)
     drawn = asked.drawn_from(len(COUNTS))
-    shards, root = problem(COUNTS)[0], jax.random.key(0)
-    ledger = open_ledger(asked, METHOD, "fedpop", TASK, drawn, None, shards, root)
+    ledger = open_ledger(asked, METHOD, TASK, drawn, None, problem(COUNTS)[0])
     left = clipped(gradients, ledger.clip, ledger.parts)
     parts = [(left.beta, gradients.beta), (left.phi, gradients.phi)]
     return [float(trees.norm(part) / trees.norm(whole)) for part, whole in parts]
