@@ -12,7 +12,7 @@ This module imports scikit-learn, so `import priory` does not import it.
 import math
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -47,7 +47,7 @@ class _Personal(BaseEstimator):
         self.seed = seed
 
     @classmethod
-    def from_model(cls, model: PersonalModel) -> Any:
+    def from_model(cls, model: PersonalModel) -> Self:
         """The fitted estimator of a model that exists: `run.client(name)`, `run.onboard(x, y)`, `load_model(path)`."""
         fitted = cls()
         fitted._keep(model)
@@ -94,7 +94,7 @@ class PersonalClassifier(ClassifierMixin, _Personal):
     `classes_` are all classes of the run, in its order, whether or not the client's own rows have them.
     """
 
-    def fit(self, X: Any, y: Any) -> "PersonalClassifier":
+    def fit(self, X: Any, y: Any) -> Self:
         """The estimator with the model that the rows give: by joining the run, or alone."""
         if self.run is not None:
             y = np.asarray(y)
@@ -130,7 +130,7 @@ class PersonalClassifier(ClassifierMixin, _Personal):
 class PersonalRegressor(RegressorMixin, _Personal):
     """A client's personal model of a number; see the module for `run`, `model`, `rounds` and `seed`."""
 
-    def fit(self, X: Any, y: Any) -> "PersonalRegressor":
+    def fit(self, X: Any, y: Any) -> Self:
         """The estimator with the model that the rows give: by joining the run, or alone."""
         if self.run is not None:
             self._keep(self._join(X, np.asarray(y)))

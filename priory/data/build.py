@@ -290,7 +290,7 @@ def _assemble(
     shown = None if public is None else alignment.encoded(public, x[training], factor, encoder)
     truth = {key: value[order] for key, value in deal.truth.items()}
     bounds = np.r_[start[::3], len(rows)]
-    x, drawn = transforms.apply(steps, x, bounds, order, num_newcomers, dataset.pixel_max, truth, wanted.seed)
+    x, drawn = transforms.apply(steps, x, bounds, order, num_newcomers, dataset.pixel_max, wanted.seed)
     y, scale = aligned(dataset.y, rows), None if dataset.scale is None else dataset.scale[rows]
     splits = [array for split in (train, validation, test) for array in (split.start, split.count)]
     return Federation(

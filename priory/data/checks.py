@@ -4,9 +4,10 @@ import difflib
 import operator
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from priory.core.errors import UsageError
 from priory.core.text import one_line
@@ -24,6 +25,9 @@ __all__ = [
 ]
 
 
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+Number = TypeVar("Number", int, float)
 LARGEST = float(np.finfo(np.float32).max)
 MOST_PROBLEMS = 10  # that are printed
 LONGEST_NAME = 100  # characters; a file that is no table may have a first line of any length
@@ -40,10 +44,10 @@ class Problems:
         """Keep a sentence."""
         self.sentences.append(sentence)
 
-    def catch(self, function: Callable[..., Any], *args: Any) -> Any:
+    def catch(self, function: Callable[Given, Found], *args: Given.args, **options: Given.kwargs) -> Found | None:
         """Return what the function returns, or None after keeping the error that it raised."""
         try:
-            return function(*args)
+            return function(*args, **options)
         except UsageError as error:
             self.add(str(error))
             return None
@@ -89,10 +93,10 @@ def fraction(name: str, value: Any) -> float:
     return result
 
 
-def number(text: str, kind: type, *, where: str, remedy: str) -> Any:
+def number(text: str, kind: type[Number], *, where: str, remedy: str) -> Number:
     """The text as a positive, finite int or float; `where` and `remedy` fill in the sentence when it is not."""
     try:
-        result = kind(text)
+        result: Number | None = kind(text)
     except ValueError:
         result = None
     if result is None or not 0 < result <= (sys.maxsize if kind is int else sys.float_info.max):
@@ -101,11 +105,11 @@ def number(text: str, kind: type, *, where: str, remedy: str) -> Any:
     return result
 
 
-def listing(names: Iterable[Any], most: int = 12) -> str:
+def listing(names: Iterable[object], most: int = 12) -> str:
     """The names joined by commas, cut after `most` of them."""
-    names = [_short(one_line(str(name))) for name in names]
-    rest = f", ... ({len(names)} in all)" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    texts = [_short(one_line(str(name))) for name in names]
+    rest = f", ... ({len(texts)} in all)" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + rest
 
 
 def unusable(values: np.ndarray) -> str:
@@ -120,7 +124,7 @@ def as_single(values: np.ndarray) -> np.ndarray:
         return values.astype(np.float32)
 
 
-def examples(x: Any) -> np.ndarray:
+def examples(x: ArrayLike) -> np.ndarray:
     """The examples as uint8 or finite float32, at least two-dimensional."""
     try:
         array = np.asarray(x)

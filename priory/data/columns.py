@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -103,7 +103,7 @@ def numbering(name: str, values: "pd.Series", owner: np.ndarray | None) -> str:
     return f"warning: column {name!r} {why}; if it is no measurement, leave it out with --drop {name}"
 
 
-def holds_dates(values: Iterable[Any]) -> bool:
+def holds_dates(values: Iterable[object]) -> bool:
     """Return whether nearly all of the texts are dates, such as 2024-03-01, 1.3.2024 or 1 March 2024."""
     texts = [str(value).strip() for value in values]
     return bool(texts) and sum(DATE.fullmatch(text) is not None for text in texts) >= NEARLY_ALL * len(texts)

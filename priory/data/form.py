@@ -2,13 +2,17 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from priory.core.errors import UsageError
 from priory.data import checks, labels
 from priory.data.encoder import Encoder, Feature
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Form", "check_columns", "from_table", "to_table"]
 
@@ -46,7 +50,7 @@ class Form:
         """The column of that role, where the data named one."""
         return next(iter(self.roles.get(name, ())), None)
 
-    def read_inputs(self, x: Any, encoded: bool = False) -> np.ndarray:
+    def read_inputs(self, x: "ArrayLike | pd.DataFrame", encoded: bool = False) -> np.ndarray:
         """New examples in the form of the pool; a data frame goes through the encoder that was fitted on training rows.
 
         Args:
@@ -54,7 +58,7 @@ class Form:
         """
         if self.encoder is not None and hasattr(x, "columns"):
             check_columns(self, x.columns)
-            return self.encoder.encode_frame(x)
+            return self.encoder.encode_frame(cast("pd.DataFrame", x))
         if self.encoder is not None and not encoded:
             raise UsageError(
                 f"An array does not say which column is which; give a data frame with {checks.listing(self.columns)}, "
@@ -65,13 +69,13 @@ class Form:
             raise UsageError(f"Examples of shape {rows.shape[1:]} do not fit; each has shape {self.input_shape}.")
         return rows
 
-    def read_labels(self, y: Any) -> np.ndarray:
+    def read_labels(self, y: ArrayLike) -> np.ndarray:
         """New labels or targets in the form of the pool."""
         if self.num_classes is None:
             return labels.real_numbers(y, "y")
         return labels.known_codes(y, self.classes, "y")
 
-    def extra(self, columns: Iterable[Any]) -> list[str]:
+    def extra(self, columns: Iterable[object]) -> list[str]:
         """Those of the columns that are neither inputs nor have a role in the data."""
         known = {*self.columns, *(name for names in self.roles.values() for name in names)}
         return [str(name) for name in columns if str(name) not in known]
@@ -105,7 +109,7 @@ def from_table(table: dict[str, Any], input_shape: tuple[int, ...]) -> Form:
     )
 
 
-def check_columns(form: Form, columns: Iterable[Any]) -> None:
+def check_columns(form: Form, columns: Iterable[object]) -> None:
     """Raise when inputs are missing among the columns of a table, naming these and what stands there instead."""
     given = [str(name) for name in columns]
     missing = [name for name in form.columns if name not in given]

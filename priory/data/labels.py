@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from priory.core.errors import UsageError
 from priory.data import checks
@@ -26,7 +27,7 @@ ROWS_A_CLASS = 5  # between the two it must have this many rows a class on avera
 MOST_NAMED = 1000  # more classes than this, or than a tenth of the rows, are surely no classes
 
 
-def codes(values: Any, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def codes(values: ArrayLike, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """int32 codes from 0 and the sorted names they stand for; missing values are refused."""
     array = _one_dimensional(values, what)
     missing = int(_missing(array).sum())
@@ -39,7 +40,7 @@ def codes(values: Any, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def read_target(
-    values: Any, what: str, task: str | None = None, classes: tuple[str, ...] = ()
+    values: ArrayLike, what: str, task: str | None = None, classes: tuple[str, ...] = ()
 ) -> tuple[np.ndarray, int | None, tuple[str, ...]]:
     """The target as labels or real numbers, the number of classes (None for regression) and the class names.
 
@@ -63,7 +64,7 @@ def read_target(
     return raw.astype(np.int32), len(classes), tuple(map(str, classes))
 
 
-def _check_classes(values: Any, names: tuple[str, ...], rows: int, what: str) -> None:
+def _check_classes(values: ArrayLike, names: tuple[str, ...], rows: int, what: str) -> None:
     """Raise where there are too many classes for the target to have any, unless the task is asked for."""
     num = len(names)
     if num <= SURELY_CLASSES or (num <= MOST_NAMED and 10 * num <= rows):
@@ -94,7 +95,7 @@ def odd_one_out(values: Sequence[str]) -> str | None:
     return odd[0] if odd and len(odd) < len(values) / 2 and len(values) > 2 else None
 
 
-def known_codes(values: Any, classes: tuple[str, ...], what: str) -> np.ndarray:
+def known_codes(values: ArrayLike, classes: tuple[str, ...], what: str) -> np.ndarray:
     """int32 codes of labels as the federation was given them: class names, or numbers from 0 where names are words."""
     array = _one_dimensional(values, what)
     place = {name: code for code, name in enumerate(classes)}
@@ -111,7 +112,7 @@ def known_codes(values: Any, classes: tuple[str, ...], what: str) -> np.ndarray:
     )
 
 
-def task_of(values: Any, what: str, task: str | None, named_classes: bool = False) -> str:
+def task_of(values: ArrayLike, what: str, task: str | None, named_classes: bool = False) -> str:
     """'classification' or 'regression': as asked, else from the values.
 
     Text, truth values and up to 100 distinct whole numbers are classes, beyond 10 only with 5 rows of each on
@@ -129,7 +130,7 @@ def task_of(values: Any, what: str, task: str | None, named_classes: bool = Fals
     return "classification" if few and bool((np.floor(distinct) == distinct).all()) else "regression"
 
 
-def real_numbers(values: Any, what: str) -> np.ndarray:
+def real_numbers(values: ArrayLike, what: str) -> np.ndarray:
     """The values as finite float32."""
     array = _one_dimensional(values, what)
     try:
@@ -142,7 +143,7 @@ def real_numbers(values: Any, what: str) -> np.ndarray:
     return result
 
 
-def standard_errors(values: Any, what: str) -> np.ndarray:
+def standard_errors(values: ArrayLike, what: str) -> np.ndarray:
     """Return the values as float32 standard errors, all above 0."""
     result = real_numbers(values, what)
     if not (result > 0).all():
@@ -170,7 +171,7 @@ def read_roles(
     return fields
 
 
-def _one_dimensional(values: Any, what: str) -> np.ndarray:
+def _one_dimensional(values: ArrayLike, what: str) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1:
         raise UsageError(f"{what} has shape {array.shape}; give one value a row.")
@@ -187,6 +188,6 @@ def _missing(array: np.ndarray) -> np.ndarray:
     return np.zeros(len(array), bool)
 
 
-def plain(value: Any) -> str:
+def plain(value: object) -> str:
     """Return a value as a name, without a needless '.0'."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -48,7 +48,7 @@ class Rows:
             raise UsageError(
                 f"{what} is absent, and rows with the same {name!r} stay on one side of every split; add it."
             )
-        group = None if name is None else labels.codes(self.group, what)[0]
+        group = None if self.group is None else labels.codes(self.group, what)[0]
         random, alike = splits.stream(seed, splits.Purpose.TEST), np.zeros(len(self.x), np.int32)
         return splits.hold_out_units(alike, alike, group, fraction, random)
 

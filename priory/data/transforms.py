@@ -90,23 +90,21 @@ def apply(
     number: np.ndarray,
     num_newcomers: int,
     pixel_max: int | None,
-    truth: dict[str, np.ndarray],
     seed: int,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The pool after all transforms, and what was drawn for each client.
+    """Return the pool after all transforms, and what was drawn for each client.
 
     Args:
         x: (rows, height, width, channels) the pool.
         bounds: (clients + 1,) where each client's rows start.
         number: (clients,) each client's number before newcomers were set last; draws go by it.
-        truth: Holds `cluster` for invert-half.
     """
     drawn: dict[str, np.ndarray] = {}
     rows = np.diff(bounds)
     for step in steps:
         if step.name == "invert-half":
             assert pixel_max is not None
-            inverted = np.repeat(truth["cluster"] == 1, rows)[:, None, None, None]
+            inverted = np.repeat(halves(len(number), seed)[number] == 1, rows)[:, None, None, None]
             x = np.where(inverted, np.uint8(pixel_max) - x, x)
         elif step.name == "rotate-by-client":
             turns = stream(seed, Purpose.ROTATE).integers(0, 4, size=len(number))[number]

@@ -19,17 +19,7 @@ PARTICIPATION = ("fixed", "bernoulli")
 WEIGHTING = ("method", "uniform", "examples")
 PRIVACY = ("central", "local")
 MOST_EPSILON = 1e4
-WHOLE = (
-    "rounds",
-    "cohort",
-    "active",
-    "seed",
-    "eval_every",
-    "eval_clients",
-    "onboard_visits",
-    "client_batch",
-    "resident_bytes",
-)
+LEAST = {"rounds": 0, "eval_every": 0, "onboard_visits": 0, "resident_bytes": 0, "eval_clients": 1, "client_batch": 1}
 
 
 @dataclass(frozen=True)
@@ -101,21 +91,16 @@ class Settings:
 
     def check(self, num_clients: int) -> None:
         """Raise on a setting that this federation cannot have."""
-        if self.rounds < 0:
-            raise UsageError(f"rounds={self.rounds} is negative; choose 0 or more.")
         for name, choice in (("participation", PARTICIPATION), ("weighting", WEIGHTING)):
             if getattr(self, name) not in choice:
                 raise UsageError(f"{name}={getattr(self, name)!r} is unknown; choose {', '.join(choice)}.")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed={self.seed} is out of range; choose a whole number from 0 to 2^32 - 1.")
-        for name in ("eval_clients", "client_batch"):
+        for name, least in LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name.replace('_', '-')}={value} is too small; choose 1 or more.")
-        for name in ("eval_every", "onboard_visits", "resident_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise UsageError(f"{name.replace('_', '-')}={value} is negative; choose 0 or more.")
+            if value is not None and value < least:
+                what = "too small" if least else "negative"
+                raise UsageError(f"{name.replace('_', '-')}={value} is {what}; choose {least} or more.")
         if not (_is_number(self.max_norm) and self.max_norm > 0):
             raise UsageError(f"max-norm={self.max_norm!r} is not a positive number; choose one such as 1e8, or inf.")
         share = self.exclude_uncertain
@@ -270,13 +255,12 @@ class Settings:
 
 def make(values: dict[str, Any]) -> Settings:
     """Settings from keyword arguments, with a sentence for a name that does not exist."""
-    known = [field.name for field in dataclasses.fields(Settings)]
-    for name in values:
-        if name not in known:
-            raise UsageError(f"{name} is not a setting of a run; choose from {', '.join(known)}.")
-    for name in WHOLE:
-        value = values.get(name)
-        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
+    kinds = {field.name: field.type for field in dataclasses.fields(Settings)}
+    for name, value in values.items():
+        if name not in kinds:
+            raise UsageError(f"{name} is not a setting of a run; choose from {', '.join(kinds)}.")
+        is_whole = kinds[name] in (int, int | None) and value is not None
+        if is_whole and (isinstance(value, bool) or not hasattr(value, "__index__")):
             raise UsageError(f"{name.replace('_', '-')}={value!r} is not a whole number; give one.")
     if isinstance(values.get("dp_clip"), list | tuple):
         values = {**values, "dp_clip": ",".join(map(str, values["dp_clip"]))}
@@ -285,5 +269,5 @@ def make(values: dict[str, Any]) -> Settings:
     return Settings(**{**values, "schedule": tuple(values.get("schedule", ()))})
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

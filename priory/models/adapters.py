@@ -22,7 +22,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from priory.core.errors import UsageError
 from priory.models import conv
 from priory.models.linen import Linen
-from priory.models.model import Model, Params, arguments
+from priory.models.model import Model, Params, arguments, shapes
 
 __all__ = ["Equinox", "Functions", "Nnx", "adapt"]
 
@@ -217,7 +217,7 @@ def _last_used(model: Model, input_shape: tuple[int, ...]) -> str:
 
     Only the computation tells: containers of weights forget the order of layers.
     """
-    params = jax.eval_shape(lambda key: model.init(key, input_shape), jax.random.key(0))
+    params = shapes(model, input_shape)
     leaves = _leaves(params.weights)
     if not leaves:
         raise UsageError(f"model={model!r} has no weights; give a model that can be trained.")

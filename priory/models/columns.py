@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from priory.core import trees
-from priory.models.linen import Linen
-from priory.models.model import Model, Params
+from priory.models.linen import Linen, first_of, watching
+from priory.models.model import Model, Params, shapes
 
 Weights = Any
 
@@ -72,7 +72,7 @@ def _silence_inputs(
     mask = masks.get("/".join(context.module.path))
     if context.method_name != "__call__" or mask is None:
         return next_fun(*args, **kwargs)
-    x = args[0] if args else kwargs["inputs"]
+    x = first_of(args, kwargs)
     silenced = jnp.where(mask.reshape((1,) * (x.ndim - 1) + mask.shape), x, 0)
     if args:
         return next_fun(silenced, *args[1:], **kwargs)
@@ -84,15 +84,12 @@ def _layers(model: Linen, input_shape: tuple[int, ...]) -> frozenset[str]:
     """The paths of the layers whose kernel has a column for each unit of the last axis of their first argument."""
     found: set[str] = set()
 
-    def record(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        module = context.module
-        plain = type(module) is nn.Dense or (type(module) is nn.Conv and module.feature_group_count == 1)
-        if context.method_name == "__call__" and plain:
+    def see(module: nn.Module, *_: Array) -> None:
+        if type(module) is nn.Dense or (type(module) is nn.Conv and module.feature_group_count == 1):
             found.add("/".join(module.path))
-        return next_fun(*args, **kwargs)
 
-    with nn.intercept_methods(record):
-        jax.eval_shape(lambda key: model.init(key, input_shape), jax.eval_shape(lambda: jax.random.key(0)))
+    with watching(see):
+        shapes(model, input_shape)
     return frozenset(found)
 
 

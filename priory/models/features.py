@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from priory.core import trees
-from priory.models.linen import Linen
-from priory.models.model import Model, Params
+from priory.models.linen import Linen, watching
+from priory.models.model import Model, Params, shapes
 
 __all__ = ["Split", "split"]
 
@@ -41,12 +41,11 @@ class Split:
         """Inputs (batch, width) of the last layer, and statistics; the head fills a place and does not matter."""
         seen: list[Array] = []
 
-        def record(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-            if _is_call(context, self.path):
-                seen.append(args[0] if args else kwargs["inputs"])
-            return next_fun(*args, **kwargs)
+        def see(module: nn.Module, x: Array, _: Array) -> None:
+            if module.path == self.path:
+                seen.append(x)
 
-        with nn.intercept_methods(record):
+        with watching(see):
             _, stats = self.model.apply(Params(trees.merge(head, body.weights), body.stats), x, key=key)
         return seen[0], stats
 
@@ -64,29 +63,23 @@ def split(model: Model, input_shape: tuple[int, ...], is_head: Callable[[str], b
     if not isinstance(model, Linen):
         return None
     path = tuple(model.last_layer(input_shape).split("/"))
-    calls: list[tuple[nn.Module, Any, Any]] = []
+    calls: list[tuple[nn.Module, Array, Array]] = []
     ends: list[bool] = []
 
-    def record(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        result = next_fun(*args, **kwargs)
-        if _is_call(context, path):
-            calls.append((context.module, args[0] if args else kwargs["inputs"], result))
-        return result
+    def see(module: nn.Module, x: Array, outputs: Array) -> None:
+        if module.path == path:
+            calls.append((module, x, outputs))
 
     def tried(params: Params) -> None:
-        with nn.intercept_methods(record):
+        with watching(see):
             outputs, _ = model.apply(params, jnp.zeros((2, *input_shape)))
         # The very same array: nothing comes after the layer.
         ends.append(len(calls) == 1 and outputs is calls[0][2] and calls[0][1].ndim == 2)
 
-    params = jax.eval_shape(lambda key: model.init(key, input_shape), jax.eval_shape(lambda: jax.random.key(0)))
+    params = shapes(model, input_shape)
     jax.eval_shape(tried, params)
     names = [trees.path_of(place) for place, _ in jax.tree_util.tree_flatten_with_path(params.weights)[0]]
     is_that_layer = all(is_head(name) == (tuple(name.split("/")[:-1]) == path) for name in names)
     if not (ends[0] and is_that_layer and type(calls[0][0]) is nn.Dense):
         return None
     return Split(model, path, calls[0][0].clone(parent=None, name=None))
-
-
-def _is_call(context: nn.module.InterceptorContext, path: tuple[str, ...]) -> bool:
-    return context.method_name == "__call__" and context.module.path == path

@@ -14,7 +14,7 @@ from jax import Array
 
 from priory.core.errors import UsageError
 from priory.core.struct import replace
-from priory.models.model import Model, Params
+from priory.models.model import Model, Params, shapes
 
 __all__ = ["Categorical", "Gaussian", "Likelihood", "WithScale"]
 
@@ -148,7 +148,7 @@ class WithScale:
         last = self.model.last_layer(input_shape)
         if not last:
             return ""
-        weights = jax.eval_shape(lambda key: self.model.init(key, input_shape), jax.random.key(0)).weights
+        weights = shapes(self.model, input_shape).weights
         return f"log_scale|{last}" if isinstance(weights, dict) else f"log_scale|{_UNNAMED}/(?:{last})"
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,9 @@ from jax import Array
 
 from priory.core.errors import UsageError
 from priory.models import conv
-from priory.models.model import Params
+from priory.models.model import Params, shapes
 
-__all__ = ["Linen"]
+__all__ = ["Linen", "first_of", "watching"]
 
 PyTree = Any
 
@@ -63,7 +63,7 @@ class Linen:
             return outputs
 
         with nn.intercept_methods(record):
-            weights = jax.eval_shape(lambda key: self.init(key, input_shape), jax.random.key(0)).weights
+            weights = shapes(self, input_shape).weights
         for path in reversed(called):
             if _is_leaf_layer(weights, path):
                 return "/".join(path)
@@ -84,6 +84,25 @@ def _is_leaf_layer(weights: PyTree, path: tuple[str, ...]) -> bool:
             return False
         node = node[name]
     return bool(node) and not any(isinstance(child, Mapping) for child in node.values())
+
+
+@contextlib.contextmanager
+def watching(see: Callable[[nn.Module, Array, Array], None]) -> Iterator[None]:
+    """Pass each call of a layer, as the layer with its input and its outputs, to a function."""
+
+    def record(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        outputs = next_fun(*args, **kwargs)
+        if context.method_name == "__call__":
+            see(context.module, first_of(args, kwargs), outputs)
+        return outputs
+
+    with nn.intercept_methods(record):
+        yield
+
+
+def first_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Array:
+    """Return the input of a layer that was called with these arguments."""
+    return args[0] if args else kwargs.get("inputs")  # type: ignore[return-value]
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ one compilation. Its parameters are a `Params`: weights, which methods learn, an
 import functools
 import importlib
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
+import jax
 from jax import Array
 
+from priory.core import rng
 from priory.core.errors import UsageError
 from priory.core.struct import struct
 
@@ -96,6 +99,11 @@ def as_model(anything: Any) -> Model:
     from priory.models.adapters import adapt  # here, because the adapters build on this file
 
     return anything if isinstance(anything, Model) and not inspect.isclass(anything) else adapt(anything)
+
+
+def shapes(model: Model, input_shape: tuple[int, ...]) -> Params:
+    """Return the shapes and types of fresh parameters."""
+    return jax.eval_shape(lambda key: model.init(key, input_shape), jax.eval_shape(rng.root, 0))
 
 
 def parse(spec: str, *, input_shape: tuple[int, ...], num_outputs: int) -> Model:
@@ -205,9 +213,7 @@ def default_spec(input_shape: tuple[int, ...], num_outputs: int) -> str:
     Images of at least 16 by 16 pixels get the convolutional network, and other inputs one hidden layer: 64 units for up
     to 64 features, 256 above. Regression on up to 32 features is linear.
     """
-    num_features = 1
-    for size in input_shape:
-        num_features *= size
+    num_features = math.prod(input_shape)
     if len(input_shape) >= 2 and min(input_shape[:2]) >= 16:
         return "cnn"
     if num_outputs == 1 and num_features <= 32:

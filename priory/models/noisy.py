@@ -25,6 +25,7 @@ from jax.extend.core import get_opaque_trace_state
 from jax.flatten_util import ravel_pytree
 
 from priory.core import trees
+from priory.models.linen import first_of, watching
 from priory.models.model import Model, Params
 
 __all__ = ["apply"]
@@ -77,7 +78,7 @@ def _perturb(
     if context.method_name != "__call__" or path not in devices:
         return mean
     noise = _local_noise if devices[path] == "local" else _flipout_noise
-    return mean + noise(module, _at(sd, module), _input(args, kwargs), mean, keys[path])
+    return mean + noise(module, _at(sd, module), first_of(args, kwargs), mean, keys[path])
 
 
 def _local_noise(module: Any, sd: Mapping[str, Array], x: Array, mean: Array, keys: Array) -> Array:
@@ -118,17 +119,13 @@ def _devices(model: Model, input_shape: tuple[int, ...]) -> dict[str, Device]:
         params = model.init(key_init, input_shape)
         outside = get_opaque_trace_state()
 
-        def record(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-            module = context.module
-            if context.method_name == "__call__" and type(module) in (nn.Dense, nn.Conv):
+        def see(module: nn.Module, x: Array, _: Array) -> None:
+            if type(module) in (nn.Dense, nn.Conv):
                 # A transformation around the layer (a scan, a vmap, a normalised kernel) hides calls, axes or weights.
                 plain = get_opaque_trace_state() == outside and _reads(module, params.weights)
-                calls.setdefault("/".join(module.path), []).append(
-                    _device(module, _input(args, kwargs)) if plain else None
-                )
-            return next_fun(*args, **kwargs)
+                calls.setdefault("/".join(module.path), []).append(_device(module, x) if plain else None)
 
-        with nn.intercept_methods(record):
+        with watching(see):
             return model.apply(params, jnp.zeros((_TRIAL_BATCH, *input_shape)), key=key_call)[0]
 
     jax.eval_shape(run, jax.eval_shape(lambda: jax.random.key(0)))
@@ -161,7 +158,3 @@ def _at(tree: Any, module: nn.Module) -> Any:
     for name in module.path:
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree
-
-
-def _input(args: Any, kwargs: Any) -> Array:
-    return args[0] if args else kwargs["inputs"]
