@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from priory.core.errors import UsageError
-from priory.core.reading import reason
 from priory.data import checks, npz
 from priory.data.dataset import Dataset
 from priory.data.encoder import Encoder
@@ -179,20 +178,15 @@ def _load(source: str) -> Dataset:
 
 def _read(path: str) -> np.ndarray:
     """The array x of a .npz file, or its only array, (rows, ...)."""
-    try:
-        names = npz.load(Path(path), ())[1]
-        chosen = "x" if "x" in names else names[0] if len(names) == 1 else None
-        x = None if chosen is None else npz.load(Path(path), (chosen,))[0][chosen]
-    except FileNotFoundError:
-        raise UsageError(f"align {path!r} does not exist; give the path of a .npz file.") from None
-    except (OSError, ValueError) as error:
-        why = reason(error)
-        raise UsageError(f"align {path!r} cannot be read ({why}); write it with numpy.savez(path, x=x).") from None
+    called = f"align {path!r}"
+    names = npz.read(path, (), called, "x=x")[1]
+    chosen = "x" if "x" in names else names[0] if len(names) == 1 else None
+    x = None if chosen is None else npz.read(path, (chosen,), called, "x=x")[0][chosen]
     if x is None:
         found = checks.listing(names) or "nothing"
-        raise UsageError(f"align {path!r} has no array 'x', only {found}; write it with numpy.savez(path, x=x).")
+        raise UsageError(f"{called} has no array 'x', only {found}; write it with numpy.savez(path, x=x).")
     if x.dtype.kind not in "biuf" or not x.size or not x.ndim:
-        raise UsageError(f"align {path!r} has {x.dtype} of shape {x.shape}, no row of numbers; give one or more rows.")
+        raise UsageError(f"{called} has {x.dtype} of shape {x.shape}, no row of numbers; give one or more rows.")
     return x if x.ndim > 1 else x[:, None]
 
 

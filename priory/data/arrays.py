@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from priory.core.errors import UsageError
-from priory.core.reading import reason
 from priory.data import checks, labels, npz
 from priory.data.dataset import Dataset
 from priory.data.federation import Federation
@@ -101,14 +100,7 @@ def from_npz(path: str, *, task: str | None = None, scaling: str | None = None) 
 
 def read_npz(path: str, needed: tuple[str, ...]) -> dict[str, np.ndarray]:
     """Return the arrays of a .npz file whose names mean something here, those needed among them."""
-    try:
-        arrays, found = npz.load(Path(path), KEYS)
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist; give the path of a .npz file.") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{path} cannot be read ({reason(error)}); write it with numpy.savez(path, x=x, y=y, client=client)."
-        ) from None
+    arrays, found = npz.read(path, KEYS, path, "x=x, y=y, client=client")
     for key in needed:
         if key not in arrays:
             raise UsageError(

@@ -12,19 +12,6 @@ from numpy.typing import ArrayLike
 from priory.core.errors import UsageError
 from priory.core.text import one_line
 
-__all__ = [
-    "Problems",
-    "as_single",
-    "examples",
-    "fraction",
-    "listing",
-    "number",
-    "unknown",
-    "unusable",
-    "whole",
-]
-
-
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
 Number = TypeVar("Number", int, float)

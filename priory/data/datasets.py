@@ -266,6 +266,7 @@ TABLES: dict[str, Callable[[], Dataset]] = {
 FEATURES = {"radon": ("floor", "log_uranium")}  # columns that have names, and may be dropped
 
 JANOSI = "Janosi, Steinbrunn, Pfisterer and Detrano 1989, Heart Disease, UCI, doi.org/10.24432/C52P4X"
+EPA = "US EPA survey with county uranium, Gelman and Hill 2007; columns floor, log_uranium"
 CATALOGUE = (
     Entry("digits", 1797, "8x8x1", 10, "partition", "CC BY 4.0", "scikit-learn, UCI optical digits"),
     Entry("mnist", 70000, "28x28x1", 10, "partition", "CC BY-SA 3.0", "LeCun, Cortes, Burges"),
@@ -274,15 +275,7 @@ CATALOGUE = (
     Entry("cifar10", 26000, "32x32x3", 10, "partition", "none stated", "Krizhevsky 2009; 60000 from the hub"),
     Entry("cifar100", 26000, "32x32x3", 100, "partition", "none stated", "Krizhevsky 2009; 60000 from the hub"),
     Entry("heart_disease", 920, "13 columns", 2, "4 hospitals", "CC BY 4.0", JANOSI),
-    Entry(
-        "radon",
-        919,
-        "2 columns",
-        None,
-        "85 counties",
-        "public domain",
-        "US EPA survey with county uranium, Gelman and Hill 2007; columns floor, log_uranium",
-    ),
+    Entry("radon", 919, "2 columns", None, "85 counties", "public domain", EPA),
     Entry("eight_schools", 8, "1", None, "8 schools", "published table", "Rubin 1981"),
     Entry("synthetic:linear", None, "dim", None, "as asked", "none", "hierarchical linear regression"),
     Entry("synthetic:quadratic", None, "1", None, "as asked", "none", "one mean per client"),

@@ -2,18 +2,14 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from priory.core.errors import UsageError
 from priory.data import checks
 from priory.data.encoder import Encoder
 from priory.data.form import Form
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["PARTS", "Federation", "Origin", "Split", "checksum"]
 
@@ -146,18 +142,6 @@ class Federation:
     def inputs(self, x: np.ndarray) -> np.ndarray:
         """What a model sees of raw examples: (x - shift) * factor in float32."""
         return (x.astype(np.float32) - self.shift) * self.factor
-
-    def read_inputs(self, x: "ArrayLike | pd.DataFrame", encoded: bool = False) -> np.ndarray:
-        """New examples in the form of the pool; a data frame goes through the encoder that was fitted on training rows.
-
-        Args:
-            encoded: That an array holds columns as they stand in `x` of a table, and not raw ones.
-        """
-        return self.form.read_inputs(x, encoded)
-
-    def read_labels(self, y: ArrayLike) -> np.ndarray:
-        """New labels or targets in the form of the pool."""
-        return self.form.read_labels(y)
 
     def describe(self) -> str:
         """One line: name, clients, examples, shape, classes, split sizes and public rows."""

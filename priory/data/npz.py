@@ -15,8 +15,9 @@ import numpy as np
 from numpy.lib import format as npy
 
 from priory.core import reading
+from priory.core.errors import UsageError
 
-__all__ = ["load"]
+__all__ = ["load", "read"]
 
 LARGEST_HEADER = 10_000  # characters, as in NumPy
 
@@ -34,6 +35,17 @@ def load(path: Path, wanted: Container[str]) -> tuple[dict[str, np.ndarray], lis
             return {name: _array(archive, name, info) for name, info in chosen.items()}, list(members)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OverflowError) as error:
         raise ValueError(reading.reason(error)) from None
+
+
+def read(path: str, wanted: Container[str], called: str, sample: str) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return what `load` does; raise `UsageError` with the name that the file is called by, and a sample of arrays."""
+    try:
+        return load(Path(path), wanted)
+    except FileNotFoundError:
+        raise UsageError(f"{called} does not exist; give the path of a .npz file.") from None
+    except (OSError, ValueError) as error:
+        why = reading.reason(error)
+        raise UsageError(f"{called} cannot be read ({why}); write it with numpy.savez(path, {sample}).") from None
 
 
 def _array(archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> np.ndarray:

@@ -90,7 +90,7 @@ def foreign_inputs(federation: Federation, given: Any) -> ForeignInputs:
     if isinstance(given, Dataset):
         name, x, scale = given.name, _inputs_of(federation, given), given.scale
     else:
-        name, x, scale = "inputs", federation.read_inputs(given), None
+        name, x, scale = "inputs", federation.form.read_inputs(given), None
     if federation.scale is not None and scale is None:
         raise UsageError(
             f"{name} has no standard errors, and the targets of {federation.name} are known with theirs; give a data "
@@ -112,7 +112,7 @@ def foreign_inputs(federation: Federation, given: Any) -> ForeignInputs:
 
 def _inputs_of(federation: Federation, given: Dataset) -> np.ndarray:
     if federation.encoder is None and given.features is None:
-        return federation.read_inputs(given.x)
+        return federation.form.read_inputs(given.x)
     own = () if federation.encoder is None else federation.encoder.features
     columns = [[(feature.name, feature.categories) for feature in features] for features in (own, given.features or ())]
     if federation.encoder is None or columns[0] != columns[1]:
