@@ -55,7 +55,7 @@ class Flag:
 
 
 def flags_of(value: Any, path: tuple[str, ...] = ()) -> list[Flag]:
-    """The flags of a dataclass, nested ones included, with its values as defaults."""
+    """Return the flags of a dataclass, nested ones included, with its values as defaults."""
     hints, texts = typing.get_type_hints(type(value), include_extras=True), _attribute_texts(type(value))
     found: list[Flag] = []
     for field in dataclasses.fields(value):
@@ -72,7 +72,7 @@ def flags_of(value: Any, path: tuple[str, ...] = ()) -> list[Flag]:
 
 
 def group(title: str, text: str, flags: Iterable[Flag]) -> type[Any]:
-    """A flat dataclass of the flags, shown by `--help` under one title."""
+    """Return a flat dataclass of the flags, shown by `--help` under one title."""
     made = dataclasses.make_dataclass(
         title, [(flag.name, _annotated(flag), dataclasses.field(default=flag.default)) for flag in flags]
     )
@@ -81,7 +81,7 @@ def group(title: str, text: str, flags: Iterable[Flag]) -> type[Any]:
 
 
 def parse(groups: dict[str, type[Any]], argv: Sequence[str], prog: str, text: str) -> dict[str, dict[str, Any]]:
-    """The values of each group of flags; tyro prints its panel and exits on a bad one."""
+    """Return the values of each group of flags; tyro prints its panel and exits on a bad one."""
     joined = dataclasses.make_dataclass("Flags", list(groups.items()))
     joined.__doc__ = text
     parsed: Any = tyro.cli(joined, args=list(argv), prog=prog, description=text, config=CONFIG)
@@ -89,7 +89,7 @@ def parse(groups: dict[str, type[Any]], argv: Sequence[str], prog: str, text: st
 
 
 def build(default: Any, values: dict[str, Any]) -> Any:
-    """The dataclass with the values of its flags in place."""
+    """Return the dataclass with the values of its flags in place."""
     for flag in flags_of(default):
         if flag.name in values:
             default = schedule.put(default, flag.path, values[flag.name])
@@ -97,7 +97,7 @@ def build(default: Any, values: dict[str, Any]) -> Any:
 
 
 def find(default: Any, typed: str, owner: str) -> Flag:
-    """The flag of that name, with a sentence for one that does not exist."""
+    """Return the flag of that name, with a sentence for one that does not exist."""
     flags = flags_of(default)
     for flag in flags:
         if flag.name == typed.replace("-", "_"):
@@ -109,7 +109,7 @@ def find(default: Any, typed: str, owner: str) -> Flag:
 
 
 def read_value(flag: Flag, text: str) -> Any:
-    """The text as a value of the flag's type."""
+    """Return the text as a value of the flag's type."""
     one = dataclasses.make_dataclass("One", [("value", flag.type)])
     silence = io.StringIO()  # the sentence below replaces tyro's panel
     try:
@@ -120,7 +120,7 @@ def read_value(flag: Flag, text: str) -> Any:
 
 
 def metavar(annotation: Any) -> str:
-    """What stands for a value in `--help` and in errors: FLOAT, INT, TEXT or the choices."""
+    """Return what stands for a value in `--help` and in errors: FLOAT, INT, TEXT or the choices."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return metavar(arguments[0])
@@ -132,17 +132,17 @@ def metavar(annotation: Any) -> str:
 
 
 def optional(flag: Flag) -> Flag:
-    """The flag with nothing as its default, for settings that several methods share."""
+    """Return the flag with nothing as its default, for settings that several methods share."""
     return dataclasses.replace(flag, type=flag.type | None, default=None)
 
 
 def several(flag: Flag) -> Flag:
-    """The flag so that it takes several values at once, may be repeated, or both."""
+    """Return the flag so that it takes several values at once, may be repeated, or both."""
     return dataclasses.replace(flag, type=tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], default=())
 
 
 def flatten(values: Iterable[Iterable[str]]) -> tuple[str, ...]:
-    """The values of a flag made by `several`, in one row."""
+    """Return the values of a flag made by `several`, in one row."""
     return tuple(text for some in values for text in some)
 
 
@@ -159,6 +159,6 @@ def _annotated(flag: Flag) -> Any:
 
 
 def _attribute_texts(cls: type[Any]) -> dict[str, str]:
-    """The "Attributes:" of a Google docstring by name."""
+    """Return the "Attributes:" of a Google docstring by name."""
     parsed = docstring_parser.parse(cls.__doc__ or "", docstring_parser.DocstringStyle.GOOGLE)
     return {entry.arg_name: " ".join((entry.description or "").split()) for entry in parsed.params}

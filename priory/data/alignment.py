@@ -66,7 +66,7 @@ class PublicRows:
 
 
 def parse(text: str) -> Alignment:
-    """The alignment set that a text such as `own:500` names."""
+    """Return the alignment set that a text such as `own:500` names."""
     *parts, last = str(text).split(":")
     remedy = f"write one of {checks.listing(FORMS)}"
     classes = None
@@ -89,7 +89,7 @@ def parse(text: str) -> Alignment:
 
 
 def draw(spec: Alignment, dataset: Dataset, seed: int, mixed: str | None = None) -> PublicRows:
-    """The rows that the spec names, checked against the data set that is to be dealt.
+    """Return the rows that the spec names, checked against the data set that is to be dealt.
 
     Args:
         mixed: The data set that a transform deals to clients as well.
@@ -116,7 +116,7 @@ def draw(spec: Alignment, dataset: Dataset, seed: int, mixed: str | None = None)
 
 
 def without(dataset: Dataset, index: np.ndarray) -> Dataset:
-    """The data set without these rows; codes of groups count from 0 without gaps again."""
+    """Return the data set without these rows; codes of groups count from 0 without gaps again."""
     keep = np.ones(len(dataset.y), bool)
     keep[index] = False
     left, group = (None, None) if dataset.group is None else np.unique(dataset.group[keep], return_inverse=True)
@@ -138,7 +138,7 @@ def without(dataset: Dataset, index: np.ndarray) -> Dataset:
 
 
 def encoded(public: PublicRows, training: np.ndarray, factor: np.ndarray, encoder: Encoder | None) -> np.ndarray:
-    """The rows in the form of the pool, once its training rows are known; a foreign scale is refused."""
+    """Return the rows in the form of the pool, once its training rows are known; a foreign scale is refused."""
     x = public.x if encoder is None else encoder.encode(public.x)
     if public.spec.own:
         return x
@@ -177,7 +177,7 @@ def _load(source: str) -> Dataset:
 
 
 def _read(path: str) -> np.ndarray:
-    """The array x of a .npz file, or its only array, (rows, ...)."""
+    """Return the array x of a .npz file, or its only array, (rows, ...)."""
     called = f"align {path!r}"
     names = npz.read(path, (), called, "x=x")[1]
     chosen = "x" if "x" in names else names[0] if len(names) == 1 else None
@@ -191,7 +191,7 @@ def _read(path: str) -> np.ndarray:
 
 
 def _chosen(spec: Alignment, label: np.ndarray, name: str, seed: int) -> np.ndarray:
-    """(rows,) which rows are drawn, one of each class in turn; of its own the data set keeps one of each class."""
+    """Return the rows that are drawn, one of each class in turn; of its own the data set keeps one of each class."""
     if spec.rows is None:
         return np.arange(len(label))
     drawn = _in_turn(spec, label, name, seed)
@@ -202,7 +202,7 @@ def _chosen(spec: Alignment, label: np.ndarray, name: str, seed: int) -> np.ndar
 def _chosen_by_group(
     spec: Alignment, label: np.ndarray, group: np.ndarray, name: str, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that are drawn, and all rows of their groups.
+    """Return the rows that are drawn, and all rows of their groups.
 
     A group that has the last row of a class stays in the data set.
     """
@@ -232,7 +232,7 @@ def _check_number(spec: Alignment, found: int, name: str) -> None:
 
 
 def _in_turn(spec: Alignment, label: np.ndarray, name: str, seed: int) -> np.ndarray:
-    """All rows (or groups) that may be drawn, one of each class in turn."""
+    """Return all rows (or groups) that may be drawn, one of each class in turn."""
     rng = stream(seed, Purpose.ALIGN)
     to_give = np.bincount(label) - spec.own
     classes = rng.permutation(np.flatnonzero(to_give > 0))
@@ -260,7 +260,7 @@ def _check_kind(spec: Alignment, source: Dataset, dataset: Dataset) -> None:
 
 
 def _fitting(spec: Alignment, x: np.ndarray, dataset: Dataset) -> np.ndarray:
-    """Rows from elsewhere in the shape and type of the data set's."""
+    """Return rows from elsewhere in the shape and type of the data set's."""
     shape, name = dataset.x.shape[1:], dataset.name
     if x.shape[1:] != shape:
         raise UsageError(
@@ -286,5 +286,5 @@ def _fitting(spec: Alignment, x: np.ndarray, dataset: Dataset) -> np.ndarray:
 
 
 def _thinned(x: np.ndarray) -> np.ndarray:
-    """At most `MEASURED` rows, evenly spread, in double precision."""
+    """Return at most `MEASURED` rows, evenly spread, in double precision."""
     return x[:: -(-len(x) // MEASURED)].astype(np.float64)

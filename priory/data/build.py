@@ -51,7 +51,7 @@ def build(dataset: Dataset, options: PartitionOptions) -> Federation:
 def _hold_out_public(
     dataset: Dataset, steps: tuple[transforms.Transform, ...], wanted: Plan
 ) -> tuple[Dataset, PublicRows | None]:
-    """The rows that are left to deal, and the alignment set, where one is wanted."""
+    """Return the rows that are left to deal, and the alignment set, where one is wanted."""
     if wanted.align is None:
         return dataset, None
     mixed = next((step.argument for step in steps if step.name == "mix"), None)
@@ -65,7 +65,7 @@ def _deal_and_split(dataset: Dataset, wanted: Plan) -> Deal:
 
 
 def _deal_out(dataset: Dataset, wanted: Plan) -> Deal:
-    """Every row's client and side, training or test, before sizes and validation."""
+    """Return every row's client and side, training or test, before sizes and validation."""
     natural = wanted.dealing.kind == "natural"
     deal = _natural(dataset, wanted) if natural else _dealt(dataset, wanted)
     count = np.bincount(deal.owner[(deal.part == TRAIN) & (deal.owner >= 0)], minlength=len(deal.clients))
@@ -138,7 +138,7 @@ def _numbered(num_clients: int) -> tuple[str, ...]:
 
 
 def _dealt_by(dataset: Dataset, wanted: Plan) -> tuple[np.ndarray, int]:
-    """(rows,) the class that a row is dealt by, and how many there are."""
+    """Return the class that each row is dealt by, and how many there are."""
     if not wanted.dealing.coarse:
         return _label(dataset), dataset.num_classes or 1
     if dataset.coarse is None:
@@ -163,7 +163,7 @@ def _label(dataset: Dataset) -> np.ndarray:
 
 
 def _test_part(dataset: Dataset, owner: np.ndarray, unit: np.ndarray | None, wanted: Plan) -> np.ndarray:
-    """(rows,) TRAIN or TEST: the official test part where there is one, else each client's own stratified split."""
+    """Return TRAIN or TEST for each row: the official test part if there is one, else a stratified split by client."""
     part = np.full(len(owner), TRAIN, np.int8)
     if dataset.official_test is not None:
         part[dataset.official_test] = TEST
@@ -185,7 +185,7 @@ def _keep_clients(deal: Deal, keep: np.ndarray, wanted: Plan) -> Deal:
 
 
 def _mix(dataset: Dataset, deal: Deal, other_name: str, wanted: Plan) -> tuple[Dataset, Deal]:
-    """Both data sets end to end; the clients of cluster 1 own their rows of the second instead of the first."""
+    """Return both data sets end to end; the clients of cluster 1 own their rows of the second instead of the first."""
     other = transforms.partner(dataset, other_name, wanted.dealing)
     second = _deal_and_split(other, wanted)
     cluster = deal.truth["cluster"]
@@ -204,7 +204,7 @@ def _mix(dataset: Dataset, deal: Deal, other_name: str, wanted: Plan) -> tuple[D
 
 
 def _take_sizes(dataset: Dataset, deal: Deal, wanted: Plan) -> Deal:
-    """The deal with each client's training part cut down to the size it was drawn."""
+    """Return the deal with each client's training part cut down to the size it was drawn."""
     if wanted.sizes is None:
         return deal
     rng = stream(wanted.seed, Purpose.SIZES)
@@ -228,7 +228,7 @@ def _take_sizes(dataset: Dataset, deal: Deal, wanted: Plan) -> Deal:
 
 
 def _take_validation(dataset: Dataset, deal: Deal, wanted: Plan) -> Deal:
-    """The deal with a stratified fraction of each training part set aside; the test part is not touched."""
+    """Return the deal with a stratified fraction of each training part set aside; the test part is not touched."""
     if wanted.validation == 0.0:
         return deal
     rows = np.flatnonzero((deal.owner >= 0) & (deal.part == TRAIN))
@@ -241,7 +241,7 @@ def _take_validation(dataset: Dataset, deal: Deal, wanted: Plan) -> Deal:
 
 
 def _arrange(deal: Deal, wanted: Plan) -> tuple[np.ndarray, int]:
-    """(clients,) the clients in their final order, newcomers last, and how many newcomers there are."""
+    """Return the clients in their final order, newcomers last, and how many newcomers there are."""
     num_clients = len(deal.clients)
     if wanted.newcomers == 0.0:
         return np.arange(num_clients), 0
@@ -271,7 +271,7 @@ def _assemble(
     public: PublicRows | None,
     wanted: Plan,
 ) -> Federation:
-    """The pool sorted by client and part, encoded, transformed and summed up."""
+    """Return the pool sorted by client and part, encoded, transformed and summed up."""
     num_clients = len(order)
     place = np.empty(num_clients, np.int64)
     place[order] = np.arange(num_clients)
@@ -318,7 +318,7 @@ def _assemble(
 
 
 def aligned(array: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-    """The array, or the given rows of it, from an address that is a multiple of 64.
+    """Return the array, or the given rows of it, from an address that is a multiple of 64.
 
     Host devices of JAX read such an array where it is; any other they copy, each of them once.
     """
@@ -339,7 +339,7 @@ def aligned(array: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
 def _encode(
     dataset: Dataset, x: np.ndarray, training: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Encoder | None]:
-    """The rows as model inputs, with shift and factor; statistics come from the training rows or are stated."""
+    """Return the rows as model inputs, with shift and factor; statistics come from the training rows or are stated."""
     encoder = dataset.encoder
     if dataset.features is not None:
         encoder = encoder or fit_encoder(dataset.features, x[training])

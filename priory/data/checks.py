@@ -51,7 +51,7 @@ class Problems:
 
 
 def unknown(kind: str, value: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not in a list, with the nearest names that are."""
+    """Return the error for a name that is not in a list, with the nearest names that are."""
     known = list(known)
     near = difflib.get_close_matches(value, known, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(map(repr, near))}? The choice is" if near else "choose one of"
@@ -59,7 +59,7 @@ def unknown(kind: str, value: str, known: Iterable[str]) -> UsageError:
 
 
 def whole(name: str, value: Any, least: int) -> int:
-    """The value as an int that is at least `least`."""
+    """Return the value as an int that is at least `least`."""
     try:
         result = operator.index(value)
     except TypeError:
@@ -70,7 +70,7 @@ def whole(name: str, value: Any, least: int) -> int:
 
 
 def fraction(name: str, value: Any) -> float:
-    """The value as a float in [0, 1)."""
+    """Return the value as a float in [0, 1)."""
     try:
         result = float(value)
     except (TypeError, ValueError):
@@ -81,7 +81,7 @@ def fraction(name: str, value: Any) -> float:
 
 
 def number(text: str, kind: type[Number], *, where: str, remedy: str) -> Number:
-    """The text as a positive, finite int or float; `where` and `remedy` fill in the sentence when it is not."""
+    """Return the text as a positive, finite int or float; `where` and `remedy` fill in the sentence when it is not."""
     try:
         result: Number | None = kind(text)
     except ValueError:
@@ -93,7 +93,7 @@ def number(text: str, kind: type[Number], *, where: str, remedy: str) -> Number:
 
 
 def listing(names: Iterable[object], most: int = 12) -> str:
-    """The names joined by commas, cut after `most` of them."""
+    """Return the names joined by commas, cut after `most` of them."""
     texts = [_short(one_line(str(name))) for name in names]
     rest = f", ... ({len(texts)} in all)" if len(texts) > most else ""
     return ", ".join(texts[:most]) + rest
@@ -112,7 +112,7 @@ def as_single(values: np.ndarray) -> np.ndarray:
 
 
 def examples(x: ArrayLike) -> np.ndarray:
-    """The examples as uint8 or finite float32, at least two-dimensional."""
+    """Return the examples as uint8 or finite float32, at least two-dimensional."""
     try:
         array = np.asarray(x)
     except ValueError:

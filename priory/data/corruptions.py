@@ -80,7 +80,7 @@ def _jpeg(x: np.ndarray, severity: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _shrink_and_stretch(size: int, small: int) -> np.ndarray:
-    """(size, size) matrix that averages `size` pixels into `small` boxes and repeats each box to the old size."""
+    """Return the (size, size) matrix that averages pixels into `small` boxes and repeats each box to the old size."""
     edges = np.arange(small + 1) * size / small
     pixel = np.arange(size)
     overlap = np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)

@@ -91,7 +91,7 @@ def from_spec(spec: dict[str, Any]) -> Federation:
 
 
 def describe() -> list[Entry]:
-    """The catalogue, with what can be read on this machine without a network."""
+    """Return the catalogue, with what can be read on this machine without a network."""
     return [
         replace(entry, available=entry.name not in files.FILES or files.available(entry.name)) for entry in CATALOGUE
     ]
@@ -179,7 +179,7 @@ def _images(name: str, scaling: str | None) -> Dataset:
 
 
 def _read_images(name: str) -> dict[str, np.ndarray]:
-    """x_train, y_train and, where there is one, the official test part or the natural clients."""
+    """Return x_train, y_train and, where there is one, the official test part or the natural clients."""
     if name == "digits":
         # Its file is read as it is: `load_digits` would import SciPy and pandas first, which takes longer than a round.
         place = Path(str(importlib.util.find_spec("sklearn").origin)).parent  # type: ignore[union-attr]
@@ -205,7 +205,7 @@ def _read_images(name: str) -> dict[str, np.ndarray]:
 
 
 def _read_cifar(content: bytes) -> dict[str, np.ndarray]:
-    """Images from differences along both axes, green kept and red and blue less green."""
+    """Return images from differences along both axes, green kept and red and blue less green."""
     result = {}
     with np.load(io.BytesIO(content)) as file:
         for part in ("train", "test"):

@@ -65,7 +65,7 @@ def draft(data: Dataset, clients: int | None = None, scaling: str | None = None)
 
 
 def _target(data: Dataset) -> list[str]:
-    """The target, its classes, and the other roles."""
+    """Return the target, its classes, and the other roles."""
     roles = {role: data.source[role] for role in ROLES if data.source.get(role)}
     if data.features is None:
         found = {"client": data.client, "group": data.group, "scale": data.scale}
@@ -102,7 +102,7 @@ def rounded_outwards(low: float, high: float) -> tuple[float, float]:
 
 
 def _examples(rows: int) -> int:
-    """The rows that are not held out, with two digits, rounded up."""
+    """Return the rows that are not held out, with two digits, rounded up."""
     training = max(1, math.ceil((1 - HELD_OUT) * rows))
     unit = 10 ** max(0, len(str(training)) - 2)
     return -(-training // unit) * unit
@@ -118,7 +118,7 @@ def _scaling(data: Dataset, given: str | None) -> str:
 
 
 def _value(value: Any) -> str:
-    """The value as TOML, whose strings, lists and truth values are JSON's, except for one character."""
+    """Return the value as TOML, whose strings, lists and truth values are JSON's, except for one character."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

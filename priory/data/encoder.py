@@ -53,7 +53,7 @@ class Encoder:
         return tuple(columns)
 
     def encode(self, raw: np.ndarray) -> np.ndarray:
-        """(rows, columns) float32 inputs from the (rows, features) raw matrix."""
+        """Return (rows, columns) float32 inputs from the (rows, features) raw matrix."""
         columns = []
         for index, feature in enumerate(self.features):
             value = raw[:, index]
@@ -69,7 +69,7 @@ class Encoder:
         return np.concatenate(columns, axis=1).astype(np.float32)
 
     def encode_frame(self, frame: "pd.DataFrame") -> np.ndarray:
-        """(rows, columns) float32 inputs from a new data frame; a category never seen counts as missing."""
+        """Return (rows, columns) float32 inputs from a new data frame; a category never seen counts as missing."""
         named = frame.set_axis([str(column) for column in frame.columns], axis=1)
         return self.encode(raw_matrix(named, self.features))
 
@@ -95,7 +95,7 @@ def bounded_encoder(features: tuple[Feature, ...]) -> Encoder:
 
 
 def raw_matrix(frame: "pd.DataFrame", features: tuple[Feature, ...]) -> np.ndarray:
-    """(rows, features) float64: numbers as they are, categories as codes, NaN for a gap or an unknown category."""
+    """Return float64 (rows, features): numbers as they are, categories as codes, NaN for a gap or unknown category."""
     absent = [feature.name for feature in features if feature.name not in frame.columns]
     if absent:
         raise UsageError(f"column {absent[0]!r} is absent; the columns are {checks.listing(frame.columns)}.")

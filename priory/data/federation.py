@@ -115,7 +115,7 @@ class Federation:
         return self.x.shape[1:]
 
     def index(self, client: int | str) -> int:
-        """The position of a client, given by position or by name."""
+        """Return the position of a client, given by position or by name."""
         if isinstance(client, str):
             if client not in self.clients:
                 raise checks.unknown("client", client, self.clients)
@@ -132,7 +132,7 @@ class Federation:
         return index
 
     def rows(self, client: int | str, part: str = "train") -> slice:
-        """The pool rows of one part ('train', 'validation' or 'test') of one client."""
+        """Return the pool rows of one part ('train', 'validation' or 'test') of one client."""
         if part not in PARTS:
             raise checks.unknown("part", part, PARTS)
         split: Split = getattr(self, part)
@@ -140,11 +140,11 @@ class Federation:
         return slice(int(split.start[index]), int(split.start[index] + split.count[index]))
 
     def inputs(self, x: np.ndarray) -> np.ndarray:
-        """What a model sees of raw examples: (x - shift) * factor in float32."""
+        """Return what a model sees of raw examples: (x - shift) * factor in float32."""
         return (x.astype(np.float32) - self.shift) * self.factor
 
     def describe(self) -> str:
-        """One line: name, clients, examples, shape, classes, split sizes and public rows."""
+        """Return one line: name, clients, examples, shape, classes, split sizes and public rows."""
         newcomers = f" + {self.num_newcomers} newcomers" if self.num_newcomers else ""
         task = "regression" if self.num_classes is None else f"{self.num_classes} classes"
         shape = "x".join(map(str, self.input_shape))
@@ -157,7 +157,7 @@ class Federation:
 
 
 def checksum(*arrays: np.ndarray | None) -> str:
-    """sha256 in hex over the types, shapes and bytes of the arrays."""
+    """Return sha256 in hex over the types, shapes and bytes of the arrays."""
     digest = hashlib.sha256()
     for array in arrays:
         if array is not None:

@@ -48,7 +48,7 @@ HUB: dict[str, tuple[str, str, str]] = {
 
 
 def locate(name: str) -> Path | None:
-    """The first of PRIORY_DATA and the cache that has all files of the data set; None when neither has."""
+    """Return the first of PRIORY_DATA and the cache that has all files of the data set; None when neither has."""
     given = os.environ.get("PRIORY_DATA")
     if given and not Path(given).is_dir():
         raise UsageError(f"PRIORY_DATA={given} is not a directory; set it to the directory that holds the data files.")
@@ -59,14 +59,14 @@ def locate(name: str) -> Path | None:
 
 
 def available(name: str) -> bool:
-    """Whether the data set can be read without a network."""
+    """Return whether the data set can be read without a network."""
     given = os.environ.get("PRIORY_DATA")
     places = [SHIPPED, cache()] + ([Path(given)] if given else [])
     return any(_holds(place, name) for place in places) or _fetched_path(name).exists()
 
 
 def read(directory: Path, name: str, file: str) -> bytes:
-    """The bytes of one file of the data set, checked against its sha256."""
+    """Return the bytes of one file of the data set, checked against its sha256."""
     path = directory / file
     try:
         content = path.read_bytes()
@@ -79,7 +79,7 @@ def read(directory: Path, name: str, file: str) -> bytes:
 
 
 def fetched(name: str) -> dict[str, np.ndarray]:
-    """x_train, y_train, x_test, y_test (uint8 NHWC) from the cache, else from the hub and then kept in the cache."""
+    """Return x_train, y_train, x_test, y_test (uint8 NHWC) from the cache, or from the hub and then cached."""
     path = _fetched_path(name)
     if not path.exists():
         _store(path, _fetch_or_explain(name))
@@ -92,7 +92,7 @@ def fetched(name: str) -> dict[str, np.ndarray]:
 
 
 def fetch(name: str) -> dict[str, np.ndarray]:
-    """The official parts as arrays, through the package `datasets`."""
+    """Return the official parts as arrays, through the package `datasets`."""
     from datasets import load_dataset
 
     repository, image, label = HUB[name]
@@ -105,7 +105,7 @@ def fetch(name: str) -> dict[str, np.ndarray]:
 
 
 def cache() -> Path:
-    """The user's cache directory for this package."""
+    """Return the user's cache directory for this package."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "priory"
 
 
@@ -118,7 +118,7 @@ def _fetched_path(name: str) -> Path:
 
 
 def _absent(name: str, reason: str = "") -> UsageError:
-    """The error for a data set that is nowhere, with what to set."""
+    """Return the error for a data set that is nowhere, with what to set."""
     directory = Path(os.environ.get("PRIORY_DATA") or cache())
     missing = next((file for file in FILES[name] if not (directory / file).is_file()), "its files")
     places = "PRIORY_DATA (not set)" if "PRIORY_DATA" not in os.environ else f"PRIORY_DATA={directory}"

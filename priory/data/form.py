@@ -47,14 +47,14 @@ class Form:
         return () if self.encoder is None else tuple(feature.name for feature in self.encoder.features)
 
     def role(self, name: str) -> str | None:
-        """The column of that role, where the data named one."""
+        """Return the column of that role, where the data named one."""
         return next(iter(self.roles.get(name, ())), None)
 
     def read_inputs(self, x: "ArrayLike | pd.DataFrame", encoded: bool = False) -> np.ndarray:
-        """New examples in the form of the pool; a data frame goes through the encoder that was fitted on training rows.
+        """Return new examples in the form of the pool; the encoder fitted on training rows is applied to a data frame.
 
         Args:
-            encoded: That an array holds columns as they stand in a federation's `x` of a table, and not raw ones.
+            encoded: Whether an array has the columns of a federation's `x` of a table, and not raw ones.
         """
         if self.encoder is not None and hasattr(x, "columns"):
             check_columns(self, x.columns)
@@ -70,19 +70,19 @@ class Form:
         return rows
 
     def read_labels(self, y: ArrayLike) -> np.ndarray:
-        """New labels or targets in the form of the pool."""
+        """Return new labels or targets in the form of the pool."""
         if self.num_classes is None:
             return labels.real_numbers(y, "y")
         return labels.known_codes(y, self.classes, "y")
 
     def extra(self, columns: Iterable[object]) -> list[str]:
-        """Those of the columns that are neither inputs nor have a role in the data."""
+        """Return those of the columns that are neither inputs nor have a role in the data."""
         known = {*self.columns, *(name for names in self.roles.values() for name in names)}
         return [str(name) for name in columns if str(name) not in known]
 
 
 def to_table(form: Form) -> dict[str, Any]:
-    """The form as JSON values; the shape of an input is not among them."""
+    """Return the form as JSON values; the shape of an input is not among them."""
     return {
         "name": form.name,
         "num_classes": form.num_classes,
@@ -95,7 +95,7 @@ def to_table(form: Form) -> dict[str, Any]:
 
 
 def from_table(table: dict[str, Any], input_shape: tuple[int, ...]) -> Form:
-    """The form that `to_table` wrote down."""
+    """Return the form that `to_table` wrote down."""
     columns = table["columns"]
     return Form(
         table["name"],
@@ -124,7 +124,7 @@ def check_columns(form: Form, columns: Iterable[object]) -> None:
 
 
 def _named(names: list[str], what: str) -> str:
-    """The sentence that columns are something."""
+    """Return the sentence that columns are something."""
     one = len(names) == 1
     return f"column{'' if one else 's'} {checks.listing(map(repr, names))} {'is' if one else 'are'} {what}"
 

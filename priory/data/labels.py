@@ -28,7 +28,7 @@ MOST_NAMED = 1000  # more classes than this, or than a tenth of the rows, are su
 
 
 def codes(values: ArrayLike, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """int32 codes from 0 and the sorted names they stand for; missing values are refused."""
+    """Return int32 codes from 0 and the sorted names they stand for; missing values are refused."""
     array = _one_dimensional(values, what)
     missing = int(_missing(array).sum())
     if missing:
@@ -42,7 +42,7 @@ def codes(values: ArrayLike, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
 def read_target(
     values: ArrayLike, what: str, task: str | None = None, classes: tuple[str, ...] = ()
 ) -> tuple[np.ndarray, int | None, tuple[str, ...]]:
-    """The target as labels or real numbers, the number of classes (None for regression) and the class names.
+    """Return the target as labels or real numbers, the number of classes (None for regression) and the class names.
 
     Labels are renumbered from 0 in sorted order and keep their names, unless `classes` names them all: then they
     must already be 0 to C - 1. Without `task` and `classes`, more than 10 classes are refused if they are more than a
@@ -96,7 +96,7 @@ def odd_one_out(values: Sequence[str]) -> str | None:
 
 
 def known_codes(values: ArrayLike, classes: tuple[str, ...], what: str) -> np.ndarray:
-    """int32 codes of labels as the federation was given them: class names, or numbers from 0 where names are words."""
+    """Return int32 codes of labels, which are class names, or numbers from 0 where the names are words."""
     array = _one_dimensional(values, what)
     place = {name: code for code, name in enumerate(classes)}
     names = [plain(value) for value in array.tolist()]
@@ -113,7 +113,7 @@ def known_codes(values: ArrayLike, classes: tuple[str, ...], what: str) -> np.nd
 
 
 def task_of(values: ArrayLike, what: str, task: str | None, named_classes: bool = False) -> str:
-    """'classification' or 'regression': as asked, else from the values.
+    """Return 'classification' or 'regression': as asked, else from the values.
 
     Text, truth values and up to 100 distinct whole numbers are classes, beyond 10 only with 5 rows of each on
     average (prices in a short table are whole numbers too); everything else is a quantity.
@@ -131,7 +131,7 @@ def task_of(values: ArrayLike, what: str, task: str | None, named_classes: bool 
 
 
 def real_numbers(values: ArrayLike, what: str) -> np.ndarray:
-    """The values as finite float32."""
+    """Return the values as finite float32."""
     array = _one_dimensional(values, what)
     try:
         result = checks.as_single(array)

@@ -43,7 +43,7 @@ class Partition:
 
 
 def parse(spec: str) -> Partition:
-    """The partition that a text such as `dirichlet:0.3` names."""
+    """Return the partition that a text such as `dirichlet:0.3` names."""
     kind, *arguments = str(spec).split(":")
     forms = {form.split(":")[0]: form for form in KINDS if form.count(":") < 2}
     if kind not in forms:
@@ -66,7 +66,7 @@ def parse(spec: str) -> Partition:
 def deal(
     partition: Partition, label: np.ndarray, num_clients: int, num_classes: int, least: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """(rows,) the client of each row, -1 for a row that no client gets.
+    """Return the client of each row, -1 for a row that no client gets.
 
     Args:
         label: (rows,) class of each row.
@@ -93,7 +93,7 @@ def deal_alike(
     num_clients: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """The client of each row of a second part, whose classes `other` are shared as `owner` shares `label`."""
+    """Return the client of each row of a second part, whose classes `other` are shared as `owner` shares `label`."""
     if partition.kind == "iid":
         return _cut_equally(len(other), num_clients, rng)
     num_classes = int(max(label.max(initial=0), other.max(initial=0))) + 1
@@ -113,7 +113,7 @@ def deal_per_class(
     per_class: tuple[int, int],
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rows,) the client of each row or -1, and a mask of test rows: so many of each for every class a client holds."""
+    """Return the client of each row or -1, and a mask of test rows: so many of each for every class a client holds."""
     if partition.kind not in ("iid", "classes"):
         raise UsageError(
             f"per_class does not go with partition '{partition}', which does not fix the classes of a client; "
@@ -142,7 +142,7 @@ def deal_per_class(
 
 
 def held_classes(partition: Partition, num_clients: int, num_classes: int, rng: np.random.Generator) -> np.ndarray:
-    """(clients, classes) bool: who holds which class under `classes:K` or `classes:K:paired`."""
+    """Return (clients, classes) bool: who holds which class under `classes:K` or `classes:K:paired`."""
     k = int(partition.value)
     if k > num_classes:
         raise UsageError(
@@ -156,7 +156,7 @@ def held_classes(partition: Partition, num_clients: int, num_classes: int, rng: 
 
 
 def _trade(held: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A random table with the same row and column sums (the curveball chain: pairs of rows trade what differs)."""
+    """Return a random table with the same row and column sums (curveball chain: pairs of rows trade what differs)."""
     half = len(held) // 2
     for _ in range(SWEEPS):
         order = rng.permutation(len(held))
@@ -171,7 +171,7 @@ def _trade(held: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _dirichlet(
     concentration: float, sizes: np.ndarray, num_clients: int, least: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """(clients, classes) rows each client gets; every client has at least `least`."""
+    """Return the (clients, classes) numbers of rows that each client gets; every client has at least `least`."""
     share = rng.dirichlet(np.full(num_clients, concentration), size=len(sizes)).T
     if not np.isfinite(share).all():
         raise UsageError(f"dirichlet:{concentration:g} is too small to draw from; use 0.001 or more.")
@@ -193,7 +193,7 @@ def _dirichlet(
 
 
 def _shards(shards: int, sizes: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-    """(clients, classes) rows each client gets from its S shards."""
+    """Return the (clients, classes) numbers of rows that each client gets from its S shards."""
     num_classes = len(sizes)
     per_class, rest = divmod(shards * num_clients, num_classes)
     if rest:
@@ -216,20 +216,20 @@ def _shards(shards: int, sizes: np.ndarray, num_clients: int, rng: np.random.Gen
 
 
 def _share_equally(held: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """(clients, classes) rows each holder gets; the first few holders get the odd ones."""
+    """Return the (clients, classes) numbers of rows that each holder gets; the first few holders get the odd ones."""
     holders = np.maximum(held.sum(axis=0), 1)
     turn = held.cumsum(axis=0) - 1
     return held * (sizes // holders + (turn < sizes % holders))
 
 
 def _cut(share: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """(clients, classes) whole numbers near share x size; zero where the share is zero."""
+    """Return (clients, classes) whole numbers near share x size; zero where the share is zero."""
     edges = np.floor(share.cumsum(axis=0) * sizes + 1e-6).astype(np.int64)
     return np.diff(np.minimum(edges, sizes), axis=0, prepend=0)
 
 
 def _by_counts(counts: np.ndarray, label: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(rows,) owner of each row, drawn at random so that client k gets counts[k, c] rows of class c."""
+    """Return the owner of each row, drawn at random so that client k gets counts[k, c] rows of class c."""
     owner = np.full(len(label), -1, np.int32)
     for index in range(counts.shape[1]):
         rows = rng.permutation(np.flatnonzero(label == index))
@@ -239,7 +239,7 @@ def _by_counts(counts: np.ndarray, label: np.ndarray, rng: np.random.Generator) 
 
 
 def _cut_equally(num_rows: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-    """(rows,) owner of each row: shuffled, then cut into parts that differ by at most one row."""
+    """Return the owner of each row: shuffled, then cut into parts that differ by at most one row."""
     owner = np.empty(num_rows, np.int32)
     owner[rng.permutation(num_rows)] = np.arange(num_rows) * num_clients // max(num_rows, 1)
     return owner

@@ -31,7 +31,7 @@ class Rows:
     group: np.ndarray | None = None
 
     def where(self, mask: np.ndarray) -> "Rows":
-        """The rows under the mask."""
+        """Return the rows under the mask."""
         arrays = (self.x, self.y, self.scale, self.group)
         x, y, scale, group = (None if array is None else array[mask] for array in arrays)
         assert x is not None
@@ -56,10 +56,11 @@ class Rows:
 def read_rows(
     form: Form, likelihood: Likelihood, file: str, target: str | None = None, with_labels: bool = False
 ) -> Rows:
-    """The examples in a .npz, .csv or .parquet file, checked against a form; with labels and groups if asked for.
+    """Return the examples in a .npz, .csv or .parquet file, checked against a form.
 
     Args:
         target: Column of the labels; by default the one that the training data named.
+        with_labels: Whether labels and groups are read as well.
     """
     ending = Path(file).suffix
     if ending not in (".npz", *TABLES):

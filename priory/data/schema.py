@@ -156,7 +156,7 @@ class Schema:
         return replace(dataset, columns=tuple(self._with_note(column, frame, dataset.x) for column in described))
 
     def _with_note(self, column: Column, frame: "pd.DataFrame", raw: np.ndarray) -> Column:
-        """The description of a column with a note on those values that do not fit the schema."""
+        """Return the description of a column with a note on those values that do not fit the schema."""
         if column.role != "feature":
             return column
         index = [feature.name for feature in self.features].index(column.name)
@@ -302,7 +302,7 @@ class Reader:
 
 
 def _roles(reader: Reader, is_table: bool) -> dict[str, tuple[str, ...]]:
-    """The columns of each role, in the order of `ROLES`."""
+    """Return the columns of each role, in the order of `ROLES`."""
     names: dict[str, tuple[str, ...]] = {"target": (reader.text("target"),)}
     for role in ("client", "group", "scale"):
         names[role] = tuple(filter(None, [reader.text(role, None)]))

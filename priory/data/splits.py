@@ -28,12 +28,12 @@ class Purpose(IntEnum):
 
 
 def stream(seed: int, purpose: Purpose, *more: int) -> np.random.Generator:
-    """A generator that depends on the seed, the purpose and nothing else."""
+    """Return a generator that depends on the seed, the purpose and nothing else."""
     return np.random.default_rng([seed, int(purpose), *more])
 
 
 def draw(client: np.ndarray, label: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A mask that picks `wanted[k]` rows of each client k, its classes in proportion.
+    """Return a mask that picks `wanted[k]` rows of each client k, its classes in proportion.
 
     Each class first gives the whole part of its share; what is left goes to the largest remainders, and a class
     gives its last row only when no other class can give one.
@@ -63,7 +63,7 @@ def draw(client: np.ndarray, label: np.ndarray, wanted: np.ndarray, rng: np.rand
 
 
 def hold_out(client: np.ndarray, label: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """A mask of about `fraction` of each client's rows, stratified by class; every client keeps at least one row."""
+    """Return a mask of about `fraction` of each client's rows, stratified by class; every client keeps one or more."""
     rows = np.bincount(client)
     wanted = np.minimum(np.floor(fraction * rows + 0.5), np.maximum(rows - 1, 0)).astype(np.int64)
     return draw(client, label, wanted, rng)
@@ -72,7 +72,7 @@ def hold_out(client: np.ndarray, label: np.ndarray, fraction: float, rng: np.ran
 def hold_out_units(
     client: np.ndarray, label: np.ndarray, unit: np.ndarray | None, fraction: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """`hold_out`, with the rows of one unit (a patient's visits, say) always on the same side."""
+    """Return the mask of `hold_out`, with the rows of one unit (a patient's visits, say) always on the same side."""
     if unit is None:
         return hold_out(client, label, fraction, rng)
     _, first, inverse = np.unique(unit, return_index=True, return_inverse=True)
@@ -80,13 +80,13 @@ def hold_out_units(
 
 
 def majority(unit: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """(units,) the commonest class of each unit; `unit` counts from 0 without gaps."""
+    """Return the commonest class of each unit; `unit` counts from 0 without gaps."""
     num_labels = int(label.max()) + 1
     counts = np.bincount(unit.astype(np.int64) * num_labels + label, minlength=(int(unit.max()) + 1) * num_labels)
     return counts.reshape(-1, num_labels).argmax(axis=1)
 
 
 def rank(key: np.ndarray) -> np.ndarray:
-    """0, 1, 2, ... within each run of equal values of a sorted key."""
+    """Return 0, 1, 2, ... within each run of equal values of a sorted key."""
     starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
     return np.arange(len(key)) - np.repeat(starts, np.diff(np.r_[starts, len(key)]))

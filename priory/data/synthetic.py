@@ -22,7 +22,7 @@ __all__ = ["PROBLEMS", "make"]
 
 
 def make(name: str) -> Dataset:
-    """The problem that a text such as `synthetic:linear:clients=50` names."""
+    """Return the problem that a text such as `synthetic:linear:clients=50` names."""
     kind, _, text = name.removeprefix("synthetic").removeprefix(":").partition(":")
     if kind not in PROBLEMS:
         raise checks.unknown("data set", name, [f"synthetic:{problem}" for problem in PROBLEMS])
@@ -120,7 +120,7 @@ def _regression(
 
 
 def _gaussian(weights: np.ndarray, mean: np.ndarray, tau: float) -> dict[str, np.ndarray]:
-    """What is true of clients whose weights are N(mean, tau^2 I)."""
+    """Return what is true of clients whose weights are N(mean, tau^2 I)."""
     num_clients = len(weights)
     return {
         "weights": weights,

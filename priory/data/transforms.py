@@ -44,7 +44,7 @@ class Transform:
 
 
 def parse(texts: tuple[str, ...], dataset: Dataset) -> tuple[Transform, ...]:
-    """The transforms that the texts name, checked against the data set."""
+    """Return the transforms that the texts name, checked against the data set."""
     steps = tuple(_parse(text) for text in texts)
     if not steps:
         return ()
@@ -62,12 +62,12 @@ def parse(texts: tuple[str, ...], dataset: Dataset) -> tuple[Transform, ...]:
 
 
 def halves(num_clients: int, seed: int) -> np.ndarray:
-    """(clients,) 0 or 1: a random half of the clients is cluster 1."""
+    """Return 0 or 1 for each client: a random half of the clients is cluster 1."""
     return (stream(seed, Purpose.CLUSTER).permutation(num_clients) < num_clients // 2).astype(np.int32)
 
 
 def partner(dataset: Dataset, name: str, partition: Partition) -> Dataset:
-    """The data set to mix in: same shape, type and number of classes."""
+    """Return the data set to mix in: same shape, type and number of classes."""
     from priory.data.datasets import load
 
     if partition.kind == "natural":
@@ -133,7 +133,7 @@ def _parse(text: str) -> Transform:
 
 
 def _parse_corruptions(argument: str) -> tuple[int | None, tuple[str, ...], tuple[str, ...]]:
-    """Severity (None: drawn), kinds for participants, kinds for newcomers."""
+    """Return severity (None: drawn), kinds for participants and kinds for newcomers."""
     severity, seen, unseen = None, SEEN, UNSEEN
     for item in argument.split(":") if argument else ():
         if item.lstrip("-").isdigit():
@@ -153,7 +153,7 @@ def _parse_corruptions(argument: str) -> tuple[int | None, tuple[str, ...], tupl
 def _draw_corruptions(
     argument: str, number: np.ndarray, num_newcomers: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(clients,) the kind and the severity of each client's corruption; 0 for none."""
+    """Return the kind and the severity of each client's corruption; 0 for none."""
     fixed, seen, unseen = _parse_corruptions(argument)
     rng = stream(seed, Purpose.CORRUPT)
     point, severity = rng.random(len(number))[number], rng.integers(1, 6, size=len(number))[number]

@@ -96,7 +96,7 @@ class Ledger:
     together: tuple[str, ...] = ()
 
     def spent(self, rounds: int) -> float:
-        """ε after so many rounds."""
+        """Return ε after so many rounds."""
         return self.spending.epsilon(self.noise, rounds, self.delta)
 
     @cached_property
@@ -126,13 +126,13 @@ class Ledger:
         return Concentrated(tuple(range(most + 1))).epsilon(self.noise, most, self.delta)
 
     def channel(self, canaries: privacy.Canaries | None = None) -> privacy.Private:
-        """The uplink that releases so."""
+        """Return the uplink that clips and adds the noise."""
         if self.mode == "local":
             return privacy.Noised(self.clip, self.sd, canaries, self.parts)
         return privacy.NoisedSum(self.clip, self.sd, float(self.expected), canaries, self.parts)
 
     def summary(self, rounds: int) -> dict[str, Any]:
-        """What a summary tells after so many rounds."""
+        """Return the entries of a summary after so many rounds."""
         return {
             "mode": self.mode,
             "epsilon": self.spent(rounds),
@@ -219,7 +219,7 @@ def open_ledger(
 
 
 def advice(ledger: Ledger, num_clients: int) -> dict[str, str]:
-    """What the numbers themselves tell the user to look at, by kind."""
+    """Return advice that follows from the numbers alone, by kind."""
     told = {}
     if ledger.delta >= 1 / num_clients:
         told["delta"] = (
@@ -334,7 +334,7 @@ def _rounds(chosen: Settings, spending: Spending, noise: float) -> int:
 def _reach(
     chosen: Settings, method: Method, name: str, task: Task, mode: str, replaces: bool, parts: Parts
 ) -> tuple[float, float, str]:
-    """The norm to clip to, how far one client reaches, and where the sensitivity comes from."""
+    """Return the norm to clip to, how far one client reaches, and where the sensitivity comes from."""
     if method.bounded:
         found, origin = float(method.sensitivity(task, replaces=replaces)), f"stated by {name}"
         # In a sum the bound is enforced as well: when a client is added, its whole difference is.

@@ -92,7 +92,7 @@ class Audit:
         return f"cannot refute a claim above {self.limit:.4g} with {self.canaries} canaries"
 
     def to_json(self) -> dict[str, Any]:
-        """The contents of audit.json."""
+        """Return the contents of audit.json."""
         found = {"refuted": self.refuted, "holds": self.holds, "reach": self.reach, "confidence": CONFIDENCE}
         return dataclasses.asdict(self) | found
 
@@ -108,7 +108,7 @@ def audit(
     told: Callable[[int, int], None] = lambda done, total: None,
     trust_code: bool = False,
 ) -> Audit:
-    """The audit of the run in a directory, which is made again with canaries; written there as audit.json.
+    """Audit the run in a directory, which is made again with canaries; the result is written there as audit.json.
 
     Args:
         canaries: m, at least 100; by default the least that could refute the claim. Where 2000 could not, the number up
@@ -117,7 +117,7 @@ def audit(
         federation: The data, where they came from arrays and no name describes them.
         method: As it was given to `simulate`, if it is not registered.
         model: As it was given to `simulate`, if it was an object.
-        told: Hears how many rounds of how many are done.
+        told: Called with the number of rounds that are done, and of all.
         trust_code: As for `resume`.
     """
     if canaries is not None and canaries < FEWEST:
@@ -150,7 +150,7 @@ def audit(
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """The most that P(at least so many guesses are right) can be under (ε, δ)-DP, their main theorem.
+    """Return the most that P(at least so many guesses are right) can be under (ε, δ)-DP, their main theorem.
 
     β + 2mδ · max_i P(v > B ≥ v − i) / i with β = P(B ≥ v) and B ~ Binomial(r, e^ε / (1 + e^ε)), v right of r guesses.
     """
@@ -163,7 +163,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 
 
 def lower_bound(canaries: int, guesses: int, correct: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """The largest ε, up to 10⁻⁶, whose p-value is at most 1 − confidence: ε-DP is refuted up to there; 0 if none is."""
+    """Return the largest ε, up to 10⁻⁶, that is refuted: whose p-value is at most 1 − confidence; 0 if none is."""
 
     def refuted(epsilon: float) -> bool:
         return p_value(canaries, guesses, correct, epsilon, delta) <= 1 - confidence
@@ -180,13 +180,13 @@ def lower_bound(canaries: int, guesses: int, correct: int, delta: float, confide
 
 
 def limit(canaries: int, delta: float) -> float:
-    """The bound if all guesses are right, the highest that so many canaries can show."""
+    """Return the bound if all guesses are right, which is the highest that so many canaries can show."""
     guesses = _guesses(canaries)
     return lower_bound(canaries, guesses, guesses, delta)
 
 
 def enough(epsilon: float, delta: float) -> int | None:
-    """The least number of canaries that could refute a claim of ε; None if it is more than 2000."""
+    """Return the least number of canaries that could refute a claim of ε; None if it is more than 2000."""
     right = 1 / (1 + math.exp(-epsilon))
 
     def refutes(canaries: int) -> bool:
@@ -200,13 +200,13 @@ def enough(epsilon: float, delta: float) -> int | None:
 
 
 def right_guesses(scores: np.ndarray, heads: np.ndarray, each: int) -> int:
-    """How many coins are guessed right: heads for the `each` highest scores, tails for the lowest, none between."""
+    """Return how many guesses are right: heads for the `each` highest scores, tails for the lowest, none between."""
     order = np.argsort(scores, kind="stable")
     return int(np.sum(heads[order[-each:]]) + np.sum(~heads[order[:each]]))
 
 
 def with_canaries(federation: Federation, num: int) -> Federation:
-    """The clients that take part and `num` canaries; these borrow the examples of the smallest client, to no effect."""
+    """Return the clients that take part and `num` canaries, which borrow the examples of the smallest client."""
     own = federation.num_clients
     counts = federation.train.count[:own]
     lender = int(np.argmin(np.where(counts > 0, counts, np.iinfo(np.int32).max)))
@@ -230,19 +230,19 @@ def with_canaries(federation: Federation, num: int) -> Federation:
 
 
 def _guesses(canaries: int) -> int:
-    """The coins that are guessed: a quarter of them heads, a quarter tails."""
+    """Return how many coins are guessed: a quarter of them heads, a quarter tails."""
     return 2 * (canaries // 4)
 
 
 def _number(epsilon: float, delta: float) -> int:
-    """Enough canaries for a claim, or those of the highest limit."""
+    """Return a number of canaries that suffices for a claim, or that of the highest limit."""
     return enough(epsilon, delta) or max(range(FEWEST, MOST + 1, FEWEST), key=lambda num: limit(num, delta))
 
 
 def _with(
     plain: Prepared, recipe: manifest.Recipe, canaries: int, seed: int | None, model: Any
 ) -> tuple[Prepared, Ledger]:
-    """The run with so many canaries before its first round, and its ledger."""
+    """Return the run with so many canaries before its first round, and its ledger."""
     chosen = _settings(plain, canaries, recipe.settings.seed if seed is None else seed)
     ready = prepare(recipe.method, with_canaries(recipe.federation, canaries), chosen, model)
     assert ready.ledger is not None
@@ -250,7 +250,7 @@ def _with(
 
 
 def _settings(plain: Prepared, canaries: int, seed: int) -> Settings:
-    """The settings of the run for more clients: the same noise, and each client is drawn as often."""
+    """Return the settings of the run for more clients: the same noise, and each client is drawn as often."""
     assert plain.ledger is not None
     drawn = plain.plan.participation
 
@@ -272,7 +272,7 @@ def _settings(plain: Prepared, canaries: int, seed: int) -> Settings:
 def _observe(
     ready: Prepared, ledger: Ledger, canaries: int, rounds: int, told: Callable[[int, int], None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The coins, and the score of each canary after so many rounds."""
+    """Return the coins, and the score of each canary after so many rounds."""
     key = rng.key(ready.root, Stream.CANARY)
     heads = np.asarray(jax.random.bernoulli(jax.random.fold_in(key, 0), shape=(canaries,)))
     opposite = ledger.relation.startswith("replace")

@@ -27,7 +27,7 @@ PACKAGES = ("priory", "jax", "flax", "optax", "numpy")
 def write(
     method: Method, federation: Federation, chosen: Settings, model: Any, channel: Channel | None, plan: Plan
 ) -> dict[str, Any]:
-    """The manifest of a run; what only Python can express is named, and must be given again."""
+    """Return the manifest of a run; what only Python can express is named, and must be given again."""
     own = None if methods.is_registered(method) else method
     given = {"method": own, "model": model, "channel": channel}
     return {
@@ -45,7 +45,7 @@ def write(
 
 
 def describe(method: Method, federation: Federation, chosen: Settings, has_model: bool = False) -> dict[str, Any]:
-    """The tables of a manifest that decide what is run; a model chosen by default is named, since defaults change."""
+    """Return the tables of a manifest that decide what is run; a default model is named, since defaults change."""
     if chosen.model is None and chosen.models is None and not has_model:
         chosen = dataclasses.replace(chosen, model=default_spec(federation.input_shape, federation.num_classes or 1))
     return {
@@ -94,7 +94,7 @@ def read(
     file: Path = Path("manifest.toml"),
     trust_code: bool = False,
 ) -> Recipe:
-    """The method, data and settings of a manifest; a method or data that no name describes are passed in.
+    """Return the method, data and settings of a manifest; a method or data that no name describes are passed in.
 
     Args:
         file: Where the table was read, for errors.
@@ -128,7 +128,7 @@ def read_data(table: dict[str, Any], federation: Federation | None = None) -> Fe
 
 
 def to_table(struct: Any) -> dict[str, Any]:
-    """The fields of a (nested) dataclass as TOML values; None is left out."""
+    """Return the fields of a (nested) dataclass as TOML values; None is left out."""
     table = {}
     for field in dataclasses.fields(struct):
         value = getattr(struct, field.name)
@@ -165,7 +165,7 @@ def _plain(value: Any) -> Any:
 
 
 def like(default: Any, value: Any, name: str) -> Any:
-    """A TOML value with the type of the default: whole numbers may stand for floats, lists for tuples."""
+    """Return a TOML value with the type of the default: whole numbers may stand for floats, lists for tuples."""
     if isinstance(default, tuple) and isinstance(value, list):
         return tuple(value)
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
@@ -176,7 +176,7 @@ def like(default: Any, value: Any, name: str) -> Any:
 
 
 def _flat(table: dict[str, Any]) -> dict[str, Any]:
-    """The values of nested tables by dotted name."""
+    """Return the values of nested tables by dotted name."""
     flat: dict[str, Any] = {}
     for name, value in table.items():
         inner = _flat(value) if isinstance(value, dict) else None
@@ -190,7 +190,7 @@ def _without_none(table: dict[str, Any]) -> dict[str, Any]:
 
 @cache  # a deployed federation asks with every message
 def version_of(name: str) -> str:
-    """The version of an installed package."""
+    """Return the version of an installed package."""
     try:
         return version(name)
     except PackageNotFoundError:

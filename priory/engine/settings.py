@@ -157,7 +157,7 @@ class Settings:
         return norms
 
     def in_the_clear(self) -> "Settings":
-        """The same without privacy."""
+        """Return these settings without privacy."""
         fresh: dict[str, Any] = {name: value for name, value in vars(Settings()).items() if name.startswith("dp")}
         return dataclasses.replace(self, **fresh)
 
@@ -191,7 +191,7 @@ class Settings:
             raise UsageError(f"{said} lets every message count once, so weighting=examples has no effect; use uniform.")
 
     def channel_of(self, method: Method, given: Channel | None) -> Channel | None:
-        """What a payload goes through on its way, checked: the channel that was given, or the one named by `compress`.
+        """Return the channel of payloads, checked: the one that was given, or the one named by `compress`.
 
         It acts on what the method says may be compressed; a method that pools sends nothing.
         """
@@ -208,7 +208,7 @@ class Settings:
         return uplink.compressing(uplink.parse(self.compress), method)
 
     def advice(self, method: Method, channel: Channel | None) -> dict[str, str]:
-        """Sentences by kind about settings that break an assumption of the method's paper."""
+        """Return sentences by kind about settings that break an assumption of the method's paper."""
         if not (method.unbiased and uplink.is_biased(channel)):
             return {}
         said = f"channel={channel}" if self.compress is None else f"compress={self.compress}"
@@ -218,17 +218,17 @@ class Settings:
         }
 
     def limits(self, task: Task) -> Limits:
-        """What a message may be at most; no client has more examples than all together."""
+        """Return what a message may be at most; no client has more examples than all together."""
         return Limits(float(self.max_norm), float(max(1, task.num_examples)))
 
     def drawn_from(self, num_clients: int, groups: int = 1) -> Participation:
-        """How clients are drawn from so many, in so many groups."""
+        """Return how clients are drawn from so many, in so many groups."""
         cohort = num_clients if self.cohort is None else self.cohort
         active = cohort if self.active is None else self.active
         return Participation(num_clients, cohort, active, self.participation, groups)
 
     def schedules(self, method: Method) -> tuple[Schedule, ...]:
-        """The schedules, each checked to name a number of the method."""
+        """Return the schedules, each checked to name a number of the method."""
         parsed = tuple(schedule.parse(text) for text in self.schedule)
         fields = [one.field for one in parsed]
         for name in fields:
@@ -241,12 +241,12 @@ class Settings:
         return parsed
 
     def evaluates_at(self, t: int) -> bool:
-        """Whether the state after t rounds is evaluated on the way."""
+        """Return whether the state after t rounds is evaluated on the way."""
         every = max(1, self.rounds // 10) if self.eval_every is None else self.eval_every
         return every > 0 and t > 0 and t % every == 0
 
     def next_stop(self, completed: int, block: int) -> int:
-        """The round after which the next block of at most `block` rounds ends: none runs past an evaluation."""
+        """Return the round after which the next block of at most `block` rounds ends: none runs past an evaluation."""
         for t in range(completed + 1, min(completed + block, self.rounds)):
             if self.evaluates_at(t):
                 return t
@@ -254,7 +254,7 @@ class Settings:
 
 
 def make(values: dict[str, Any]) -> Settings:
-    """Settings from keyword arguments, with a sentence for a name that does not exist."""
+    """Return settings from keyword arguments, with a sentence for a name that does not exist."""
     kinds = {field.name: field.type for field in dataclasses.fields(Settings)}
     for name, value in values.items():
         if name not in kinds:
