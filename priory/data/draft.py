@@ -12,7 +12,7 @@ from priory.core.errors import UsageError
 from priory.data import checks
 from priory.data.dataset import Dataset
 from priory.data.encoder import Feature
-from priory.data.schema import ROLES
+from priory.data.options import ROLES
 
 __all__ = ["draft"]
 

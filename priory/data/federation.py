@@ -10,11 +10,11 @@ from priory.core.errors import UsageError
 from priory.data import checks
 from priory.data.encoder import Encoder
 from priory.data.form import Form
+from priory.data.options import ROLES
 
 __all__ = ["PARTS", "Federation", "Origin", "Split", "checksum"]
 
 PARTS = ("train", "validation", "test")
-ROLES = ("target", "client", "group", "scale", "drop")  # of columns that are no inputs, as `load` names them
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeVar
 from priory.core.errors import UsageError
 from priory.data import checks
 
-__all__ = ["PartitionOptions", "ReadOptions", "check_names", "names", "takes"]
+__all__ = ["ROLES", "PartitionOptions", "ReadOptions", "check_names", "names", "takes"]
 
+ROLES = ("target", "client", "group", "scale", "drop")  # of columns that are no inputs
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -65,6 +65,11 @@ def plan(dataset: Dataset, options: PartitionOptions) -> Plan:
         )
     if per_class is not None and dataset.group is not None:
         raise UsageError("per_class cannot keep the rows of a group together; leave out per_class or group.")
+    least = checks.whole("min_examples", options.min_examples, 1)
+    if least > len(dataset.y):
+        raise UsageError(
+            f"min_examples={least} exceeds the {len(dataset.y)} examples of {dataset.name}; choose at most that."
+        )
     checked = {
         "partition": str(chosen),
         "clients": clients,
@@ -74,20 +79,10 @@ def plan(dataset: Dataset, options: PartitionOptions) -> Plan:
         "newcomers": checks.fraction("newcomers", options.newcomers),
         "per_class": per_class and "{}/{}".format(*per_class),
         "sizes": None if options.sizes is None else ",".join(f"{a!r}={n}" for a, n in parse_sizes(options.sizes)),
-        "min_examples": _least(dataset, options.min_examples),
+        "min_examples": least,
         "align": None if options.align is None else str(alignment.parse(options.align)),
     }
     return Plan(**vars(options) | checked)
-
-
-def _least(dataset: Dataset, value: int) -> int:
-    """Return the training examples that every client must have, which cannot be more than there are."""
-    least = checks.whole("min_examples", value, 1)
-    if least > len(dataset.y):
-        raise UsageError(
-            f"min_examples={least} exceeds the {len(dataset.y)} examples of {dataset.name}; choose at most that."
-        )
-    return least
 
 
 def parse_per_class(value: str) -> tuple[int, int]:
@@ -110,12 +105,8 @@ def parse_sizes(text: str) -> tuple[tuple[float, int], ...]:
         if not equals:
             raise UsageError(f"sizes={text!r} is malformed at {item!r}; {remedy}.")
         where = f"sizes={text!r}"
-        sizes.append(
-            (
-                checks.number(share, float, where=where, remedy=remedy),
-                checks.number(count, int, where=where, remedy=remedy),
-            )
-        )
+        fraction = checks.number(share, float, where=where, remedy=remedy)
+        sizes.append((fraction, checks.number(count, int, where=where, remedy=remedy)))
     total = sum(share for share, _ in sizes)
     if abs(total - 1.0) > 1e-6:
         raise UsageError(f"the fractions of sizes={text!r} add up to {total:g}; make them add up to 1.")

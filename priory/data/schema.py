@@ -38,15 +38,15 @@ from priory.data.columns import Column
 from priory.data.dataset import Dataset
 from priory.data.encoder import Encoder, Feature, bounded_encoder, raw_matrix
 from priory.data.form import Form
+from priory.data.options import ROLES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ROLES", "Schema", "read"]
+__all__ = ["Schema", "read"]
 
-ROLES = ("target", "client", "group", "scale", "drop")
 ARRAYS = {"target": "y", "client": "client", "group": "group", "scale": "scale"}  # the roles of a .npz file
-SCALINGS = ("unit", "symmetric", "none")
+SCALINGS = arrays.SCALINGS[1:]  # that take nothing from the rows
 REQUIRED = object()
 
 

@@ -21,7 +21,7 @@ from priory.data.checks import Problems
 from priory.data.columns import NEARLY_ALL, Column, feature_kind, holds_dates, numbering
 from priory.data.dataset import Dataset
 from priory.data.encoder import Feature, check_range, raw_matrix
-from priory.data.options import ReadOptions, takes
+from priory.data.options import ROLES, ReadOptions, takes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["check_parquet", "describe_columns", "from_csv", "from_frame", "read_csv", "read_parquet"]
 
 MOST_CATEGORIES = 50
-ROLES = ("target", "client", "group", "scale")  # of one column each
 
 
 def from_csv(path: str, options: ReadOptions) -> Dataset:
@@ -113,7 +112,7 @@ def _read(
 ) -> Dataset:
     """Return the table as a data set, unless there is a problem, found before or here."""
     frame = frame.set_axis([str(column) for column in frame.columns], axis=1)
-    named = {role: column for role in ROLES if (column := getattr(options, role)) is not None}
+    named = {role: column for role in ROLES[:-1] if (column := getattr(options, role)) is not None}
     _check_columns(frame, problems, named, [*options.drop, *categorical])
     values = {role: frame[column].to_numpy() for role, column in named.items() if column in frame.columns}
     called = {role: f"{role} column {column!r}" for role, column in named.items()}
