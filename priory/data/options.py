@@ -3,9 +3,9 @@
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from priory.core.errors import UsageError
 from priory.data import checks
@@ -16,8 +16,26 @@ ROLES = ("target", "client", "group", "scale", "drop")  # of columns that are no
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+class Options:
+    """Keyword arguments as the fields of a dataclass; every value is one that a manifest can hold."""
+
+    @classmethod
+    def make(cls, given: Mapping[str, Any]) -> Self:
+        """Return the options from keyword arguments; a text may stand for one of several, and (50, 950) for 50/950."""
+        check_names(given, cls)
+        return cls(
+            **{name: _plain(value, several=isinstance(getattr(cls, name), tuple)) for name, value in given.items()}
+        )
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that are not left out, as a manifest has them."""
+        listed = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return {name: value for name, value in listed.items() if value not in (None, [], "")}
+
+
 @dataclass(frozen=True)
-class ReadOptions:
+class ReadOptions(Options):
     """How a file or a data frame is read.
 
     Attributes:
@@ -41,19 +59,6 @@ class ReadOptions:
     scaling: str | None = None
     schema: str | None = None
 
-    @classmethod
-    def make(cls, given: Mapping[str, Any]) -> "ReadOptions":
-        """Return the options from keyword arguments; one column to drop may be given as text."""
-        check_names(given, cls)
-        schema = given.get("schema")
-        drop = _several(given.get("drop"))
-        return cls(**{**given, "drop": drop, "schema": None if schema is None else os.fspath(schema)})
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The options that are not left out, as a manifest has them."""
-        return _stated(self)
-
     def refuse(self, name: str, *unwanted: str) -> None:
         """Raise where an option is given that means nothing for the data of this name."""
         for key, value in self.given.items():
@@ -62,7 +67,7 @@ class ReadOptions:
 
 
 @dataclass(frozen=True)
-class PartitionOptions:
+class PartitionOptions(Options):
     """How the rows of a data set are dealt to clients and split; the same options give the same bytes.
 
     Attributes:
@@ -95,20 +100,6 @@ class PartitionOptions:
     transform: tuple[str, ...] = ()
     min_examples: int = 1
     align: str | None = None
-
-    @classmethod
-    def make(cls, given: Mapping[str, Any]) -> "PartitionOptions":
-        """Return the options from keyword arguments; `transform` may be one text and `per_class` a pair of numbers."""
-        check_names(given, cls)
-        per_class = given.get("per_class")
-        if isinstance(per_class, Sequence) and not isinstance(per_class, str):
-            per_class = "/".join(map(str, per_class))
-        return cls(**{**given, "transform": _several(given.get("transform")), "per_class": per_class})
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The options that are not left out, as a manifest has them."""
-        return _stated(self)
 
 
 def names(*kinds: type[Any]) -> list[str]:
@@ -146,10 +137,9 @@ def takes(*kinds: type[Any]) -> Callable[[Function], Function]:
     return documented
 
 
-def _several(values: str | Sequence[str] | None) -> tuple[str, ...]:
-    return (values,) if isinstance(values, str) else tuple(values or ())
-
-
-def _stated(options: Any) -> dict[str, Any]:
-    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(options).items()}
-    return {name: value for name, value in listed.items() if value not in (None, [], "")}
+def _plain(value: Any, several: bool) -> Any:
+    if several:
+        return (value,) if isinstance(value, str) else tuple(value or ())
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return "/".join(map(str, value)) if isinstance(value, list | tuple) else value

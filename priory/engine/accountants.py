@@ -44,7 +44,7 @@ STEPS = 10  # halvings of a factor of 2 when noise is solved for: it is at most 
 class Spending(abc.ABC):
     """What the rounds of a run cost."""
 
-    amplified: ClassVar[bool] = False  # whether it counts on nobody knowing who is drawn
+    amplified: ClassVar[bool] = True  # whether it counts on nobody knowing who is drawn
 
     @property
     @abc.abstractmethod
@@ -60,10 +60,6 @@ class Spending(abc.ABC):
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
         """Return ε after so many rounds."""
 
-    @abc.abstractmethod
-    def on_grid(self, size: int) -> "Spending":
-        """Return what the same rounds cost with discrete Gaussian noise on so many numbers."""
-
 
 @dataclass(frozen=True)
 class Counted(Spending):
@@ -74,15 +70,13 @@ class Counted(Spending):
     """
 
     most: tuple[int, ...]
+    amplified = False
     accountant = "exact Gaussian composition over each client's own participations, the largest over clients"
 
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
         num = self.most[rounds]
         # k mechanisms with noise z are one with z/√k.
         return _gaussian_epsilon(noise / math.sqrt(num), delta) if num else 0.0
-
-    def on_grid(self, size: int) -> "Concentrated":
-        return Concentrated(self.most)
 
 
 @dataclass(frozen=True)
@@ -109,7 +103,6 @@ class OnGrid(Spending):
 
     sampled: "Poisson | WithoutReplacement"
     size: int
-    amplified = True
 
     @property
     def accountant(self) -> str:
@@ -124,9 +117,6 @@ class OnGrid(Spending):
         distance = rounds * math.sqrt(self.size) / (32 * 4.0**GRID_BITS)
         return found if found < 100 and (1 + math.exp(found)) * distance <= delta / 1000 else math.inf
 
-    def on_grid(self, size: int) -> "OnGrid":
-        return OnGrid(self.sampled, size)
-
 
 @dataclass(frozen=True)
 class Poisson(Spending):
@@ -135,7 +125,6 @@ class Poisson(Spending):
     num_clients: int
     probability: float
     capacity: int
-    amplified = True
     accountant = "privacy loss distribution of the truncated Poisson-subsampled Gaussian (dp-accounting)"
 
     @property
@@ -151,9 +140,6 @@ class Poisson(Spending):
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
         return _poisson_epsilon(self, noise, rounds, delta) if rounds else 0.0
 
-    def on_grid(self, size: int) -> OnGrid:
-        return OnGrid(self, size)
-
 
 @dataclass(frozen=True)
 class WithoutReplacement(Spending):
@@ -161,7 +147,6 @@ class WithoutReplacement(Spending):
 
     num_clients: int
     cohort: int
-    amplified = True
     accountant = "Rényi DP of the Gaussian sampled without replacement, or no sampling if less (dp-accounting)"
 
     @property
@@ -177,13 +162,10 @@ class WithoutReplacement(Spending):
         # The bound for sampling is loose where nearly all are drawn; that each round counts fully is always true.
         return float(min(amplified, _gaussian_epsilon(noise / math.sqrt(rounds), delta)))
 
-    def on_grid(self, size: int) -> OnGrid:
-        return OnGrid(self, size)
-
 
 def spending_of(
     mode: str, participation: Participation, stateful: bool, root: Key, rounds: int, delta: float
-) -> Spending:
+) -> Counted | Poisson | WithoutReplacement:
     """Return what rounds cost whose clients are drawn so.
 
     Args:

@@ -14,7 +14,6 @@ what rounds cost.
 
 import dataclasses
 import math
-import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -26,22 +25,11 @@ import scipy
 from priory import methods
 from priory.core import rng, trees
 from priory.core.errors import UsageError
-from priory.engine import architectures
-from priory.engine.accountants import (
-    Concentrated,
-    Poisson,
-    Spending,
-    WithoutReplacement,
-    dp_accounting,
-    grid_of,
-    rounds_within,
-    solve_noise,
-    spending_of,
-)
+from priory.engine import accountants, architectures
+from priory.engine.accountants import Concentrated, Counted, OnGrid, Poisson, Spending, WithoutReplacement
 from priory.engine.cohort import Participation
 from priory.engine.settings import Settings
 from priory.fed import privacy
-from priory.fed.capabilities import AdviceWarning
 from priory.fed.channel import is_statistic
 from priory.fed.method import Channel, Method, Task
 from priory.fed.parts import WHOLE, Parts
@@ -107,7 +95,7 @@ class Ledger:
     @property
     def grid(self) -> float:
         """Distance between neighbouring numbers of a deployment's noise."""
-        return grid_of(self.noise * self.reach)
+        return accountants.grid_of(self.noise * self.reach)
 
     @property
     def spent_if_continuous(self) -> float:
@@ -178,7 +166,7 @@ def open_ledger(
     contact = architectures.first_contact(method, task, shards)
     payload = contact.message.payload
     _check_payload(payload, name)
-    dp_accounting()
+    accountants.dp_accounting()
     replaces = mode == "local" or participation.kind == "fixed"
     parts, together = _parts(chosen, method, name, payload)
     clip, reach, origin = _reach(chosen, method, name, task, mode, replaces, parts)
@@ -189,15 +177,16 @@ def open_ledger(
             f"released by {reach:.4g}; leave it out on a network."
         )
     keeps_state, root = bool(jax.tree.leaves(contact.client)), rng.root(chosen.seed)
-    spending = spending_of(mode, participation, keeps_state, root, chosen.rounds, chosen.dp_delta)
+    drawn = accountants.spending_of(mode, participation, keeps_state, root, chosen.rounds, chosen.dp_delta)
+    spending: Spending = drawn
     if deployed:
-        spending = spending.on_grid(trees.size(payload))
+        spending = Concentrated(drawn.most) if isinstance(drawn, Counted) else OnGrid(drawn, trees.size(payload))
     noise = chosen.dp_noise
     if noise is None:
         assert chosen.dp_epsilon is not None
-        noise = solve_noise(spending, chosen.dp_epsilon, chosen.dp_delta, chosen.rounds)
+        noise = accountants.solve_noise(spending, chosen.dp_epsilon, chosen.dp_delta, chosen.rounds)
     if deployed and math.isinf(clip):  # rounding moves each number by less than the grid
-        sensitivity += grid_of(noise * reach) * math.sqrt(trees.size(payload))
+        sensitivity += accountants.grid_of(noise * reach) * math.sqrt(trees.size(payload))
     return Ledger(
         mode=mode,
         delta=chosen.dp_delta,
@@ -232,14 +221,6 @@ def advice(ledger: Ledger, num_clients: int) -> dict[str, str]:
             f"little is left of the smaller; give a norm for each, --dp-clip {','.join(ledger.together).upper()}."
         )
     return told
-
-
-def warn(told: dict[str, str], known: dict[str, str]) -> None:
-    """Warn of what is not known yet, and remember it."""
-    for kind, sentence in told.items():
-        if kind not in known:
-            warnings.warn(sentence, AdviceWarning, stacklevel=3)
-    known.update(told)
 
 
 def mode_of(chosen: Settings, method: Method, name: str) -> Literal["central", "local"] | None:
@@ -321,7 +302,7 @@ def _rounds(chosen: Settings, spending: Spending, noise: float) -> int:
     """Return how many of the planned rounds the budget allows; raise if it allows none."""
     if chosen.dp_epsilon is None:
         return chosen.rounds
-    rounds = rounds_within(spending, noise, chosen.dp_epsilon, chosen.dp_delta, chosen.rounds)
+    rounds = accountants.rounds_within(spending, noise, chosen.dp_epsilon, chosen.dp_delta, chosen.rounds)
     if rounds == 0 < chosen.rounds:
         first = spending.epsilon(noise, 1, chosen.dp_delta)
         raise UsageError(

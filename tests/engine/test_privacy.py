@@ -22,7 +22,7 @@ from priory import report
 from priory.core import rng, trees
 from priory.core.rng import Stream
 from priory.core.struct import struct
-from priory.engine import accountants, accounting, devices, settings
+from priory.engine import accountants, devices, settings
 from priory.engine.accountants import Counted, Poisson, WithoutReplacement
 from priory.engine.cohort import Participation
 from priory.engine.rounds import Plan, draw_slots
@@ -120,7 +120,7 @@ def test_sampling_without_replacement_counts_noise_in_distances_between_neighbou
 
 
 def test_the_other_accountant_would_count_noise_in_norms_under_replacement():
-    """A trap that `accounting` goes around: the same event means a distance of 2 there."""
+    """A trap that `accountants` goes around: the same event means a distance of 2 there."""
     accountant = pld.PLDAccountant(REPLACE)
     accountant.compose(dp_accounting.GaussianDpEvent(2.0))
     twice = dp_accounting.get_epsilon_gaussian(2.0 / 2, DELTA)
@@ -408,10 +408,10 @@ def test_a_resumed_run_has_the_same_noise_and_the_same_epsilon(
     private, assert_same_bits, tmp_path, monkeypatch, options
 ):
     options = {"dp_epsilon": 20.0, "rounds": 2, "eval_every": 1} | options
-    monkeypatch.setattr(accounting, "solve_noise", lambda *_: 1.0)
+    monkeypatch.setattr(accountants, "solve_noise", lambda *_: 1.0)
     whole, asked = private(**options), iter([False, True])
     private(out=tmp_path / "run", stop=lambda: next(asked), **options)
-    monkeypatch.setattr(accounting, "solve_noise", lambda *_: 99.0)  # as another version might solve for another
+    monkeypatch.setattr(accountants, "solve_noise", lambda *_: 99.0)  # as another version might solve for another
     resumed = priory.resume(tmp_path / "run", federation=whole.federation)
     assert_same_bits(whole, resumed)
     assert resumed.extra["privacy"] == whole.extra["privacy"]
