@@ -143,22 +143,20 @@ def precision(beta: Population, like: Effects) -> Effects:
     return jax.tree.map(lambda s: 1 / s**2 + network, sd(beta, like))
 
 
-def times_mean(unit: Effects, gradient: Any) -> Any:
+def times_mean(unit: Effects, gradient: Population) -> Population:
     """Return a gradient or step of β with its part in μ multiplied by a number for each coordinate."""
-    if isinstance(gradient, Energy):
-        return replace(gradient, base=times_mean(unit, gradient.base))
-    return replace(gradient, mean=jax.tree.map(jnp.multiply, unit, gradient.mean))
+    base = base_of(gradient)
+    base = replace(base, mean=jax.tree.map(jnp.multiply, unit, base.mean))
+    return replace(gradient, base=base) if isinstance(gradient, Energy) else base
 
 
-def project(beta: Population, low: Array | float, high: Array | float = math.inf) -> tuple[Any, Array]:
+def project(beta: Population, low: Array | float, high: Array | float = math.inf) -> tuple[Population, Array]:
     """β with every σ moved into [low, high], and how many of them lie at the lower end."""
-    if isinstance(beta, Energy):
-        base, collapsed = project(beta.base, low, high)
-        return replace(beta, base=base), collapsed
-    least = jnp.log(jnp.asarray(low, jnp.float32))
-    log_sd = jax.tree.map(lambda s: jnp.clip(s, least, jnp.log(high)), beta.log_sd)
+    base, least = base_of(beta), jnp.log(jnp.asarray(low, jnp.float32))
+    log_sd = jax.tree.map(lambda s: jnp.clip(s, least, jnp.log(high)), base.log_sd)
     at_end = (jnp.sum(s <= least, dtype=jnp.float32) for s in jax.tree.leaves(log_sd))
-    return replace(beta, log_sd=log_sd), sum(at_end, jnp.float32(0))
+    base = replace(base, log_sd=log_sd)
+    return replace(beta, base=base) if isinstance(beta, Energy) else base, sum(at_end, jnp.float32(0))
 
 
 @dataclass(frozen=True)

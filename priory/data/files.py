@@ -52,10 +52,8 @@ def locate(name: str) -> Path | None:
     given = os.environ.get("PRIORY_DATA")
     if given and not Path(given).is_dir():
         raise UsageError(f"PRIORY_DATA={given} is not a directory; set it to the directory that holds the data files.")
-    for directory in [Path(given)] if given else []:
-        if _holds(directory, name):
-            return directory
-    return cache() if _holds(cache(), name) else None
+    places = [Path(given), cache()] if given else [cache()]
+    return next((place for place in places if _holds(place, name)), None)
 
 
 def available(name: str) -> bool:

@@ -17,7 +17,7 @@ from jax import Array
 
 from priory.core import trees
 from priory.models.linen import Linen, first_of, watching
-from priory.models.model import Model, Params, shapes
+from priory.models.model import Model, Params, PyTree, shapes
 
 Weights = Any
 
@@ -50,7 +50,7 @@ def drop(weights: Weights, masks: Weights) -> Weights:
 
 def apply_without(
     model: Model, params: Params, masks: Weights, x: Array, *, key: Array | None = None
-) -> tuple[Array, Any]:
+) -> tuple[Array, PyTree]:
     """The outputs and statistics of the network without the dropped columns.
 
     A dense or convolutional Linen layer gets its input with those units at zero, which is the same and cheaper than a

@@ -16,7 +16,7 @@ from jax import Array
 
 from priory.core import trees
 from priory.models.linen import Linen, watching
-from priory.models.model import Model, Params, shapes
+from priory.models.model import Model, Params, PyTree, shapes
 
 __all__ = ["Split", "split"]
 
@@ -37,7 +37,7 @@ class Split:
     path: tuple[str, ...]
     layer: nn.Dense
 
-    def features(self, body: Params, head: Weights, x: Array, *, key: Array | None = None) -> tuple[Array, Any]:
+    def features(self, body: Params, head: Weights, x: Array, *, key: Array | None = None) -> tuple[Array, PyTree]:
         """Inputs (batch, width) of the last layer, and statistics; the head fills a place and does not matter."""
         seen: list[Array] = []
 

@@ -26,7 +26,7 @@ from jax.flatten_util import ravel_pytree
 
 from priory.core import trees
 from priory.models.linen import first_of, watching
-from priory.models.model import Model, Params
+from priory.models.model import Model, Params, PyTree
 
 __all__ = ["apply"]
 
@@ -39,7 +39,7 @@ _TRIAL_BATCH = 1009
 
 def apply(
     model: Model, mean: Params, sd: Weights, x: Array, key: Array, by: Literal["layers", "weights"] = "layers"
-) -> tuple[Array, Any]:
+) -> tuple[Array, PyTree]:
     """The outputs and new statistics, in training, of a network with weights drawn from N(mean, sd²).
 
     `sd` is a tree like the weights, and gradients reach both. By "layers" a draw is for each example where it can be;
