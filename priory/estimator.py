@@ -48,19 +48,19 @@ class _Personal(BaseEstimator):
 
     @classmethod
     def from_model(cls, model: PersonalModel) -> Self:
-        """The fitted estimator of a model that exists: `run.client(name)`, `run.onboard(x, y)`, `load_model(path)`."""
+        """Return the fitted estimator of a model: `run.client(name)`, `run.onboard(x, y)`, `load_model(path)`."""
         fitted = cls()
         fitted._keep(model)
         return fitted
 
     def _join(self, X: Any, y: Any) -> PersonalModel:
-        """The model of a client that joins the run with these rows."""
+        """Return the model of a client that joins the run with these rows."""
         run = self.run if isinstance(self.run, Run) else load(self.run)  # type: ignore[arg-type]
         self._check_kind(run.federation.form)
         return run.onboard(_shaped(X, run.federation.form), y)
 
     def _alone(self, X: np.ndarray, y: np.ndarray, task: str) -> PersonalModel:
-        """The model of a client that has nothing but these rows."""
+        """Return the model of a client that has nothing but these rows."""
         federation = from_arrays(X, y, np.zeros(len(X), int), task=task, scaling="standard", test=0.0)
         options: dict[str, Any] = {"model": self.model, "rounds": self.rounds, "seed": self.seed, "eval_every": 0}
         return simulate(Local(), federation, **options).client(0)
@@ -74,7 +74,7 @@ class _Personal(BaseEstimator):
             self.feature_names_in_ = np.array(model.form.columns, object)
 
     def _said(self, X: Any) -> Prediction:
-        """What the model says of the rows."""
+        """Return the prediction for the rows."""
         check_is_fitted(self)
         if self.model_.form.encoder is None and getattr(X, "ndim", 2) <= 2:  # flat, as scikit-learn has it
             X = validate_data(self, X, reset=False)
@@ -95,7 +95,7 @@ class PersonalClassifier(ClassifierMixin, _Personal):
     """
 
     def fit(self, X: Any, y: Any) -> Self:
-        """The estimator with the model that the rows give: by joining the run, or alone."""
+        """Fit by joining the run with these rows, or alone."""
         if self.run is not None:
             y = np.asarray(y)
             model = self._join(X, y)
@@ -112,13 +112,13 @@ class PersonalClassifier(ClassifierMixin, _Personal):
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The probability of each class, (rows, classes), in the order of `classes_`."""
+        """Return the probability of each class, (rows, classes), in the order of `classes_`."""
         probabilities = self._said(X).probabilities
         assert probabilities is not None
         return probabilities.astype(np.float64)
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each row."""
+        """Return the most probable class of each row."""
         chosen = self.predict_proba(X).argmax(axis=1)
         return self.classes_[chosen]
 
@@ -131,7 +131,7 @@ class PersonalRegressor(RegressorMixin, _Personal):
     """A client's personal model of a number; see the module for `run`, `model`, `rounds` and `seed`."""
 
     def fit(self, X: Any, y: Any) -> Self:
-        """The estimator with the model that the rows give: by joining the run, or alone."""
+        """Fit by joining the run with these rows, or alone."""
         if self.run is not None:
             self._keep(self._join(X, np.asarray(y)))
             return self
@@ -143,7 +143,7 @@ class PersonalRegressor(RegressorMixin, _Personal):
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The mean of the target for each row; with `return_std` its standard deviation too."""
+        """Return the mean of the target for each row; with `return_std` its standard deviation too."""
         said = self._said(X)
         assert said.mean is not None
         assert said.sd is not None
@@ -156,7 +156,7 @@ class PersonalRegressor(RegressorMixin, _Personal):
 
 
 def _shaped(X: Any, form: Form) -> Any:
-    """Rows as examples of the form's shape, where scikit-learn has them flat; a table stays as it is."""
+    """Return rows as examples of the form's shape, where scikit-learn has them flat; a table stays as it is."""
     if form.encoder is not None:
         return X
     rows, shape = np.asarray(X), form.input_shape
@@ -165,7 +165,7 @@ def _shaped(X: Any, form: Form) -> Any:
 
 
 def _labels(form: Form, y: np.ndarray) -> np.ndarray:
-    """The classes as labels like those of `y`: names, numbers, truth values, or places where these were given."""
+    """Return the classes as labels like those of `y`: names, numbers, truth values, or indices."""
     names, codes = np.array(form.classes), form.read_labels(y)
     if y.dtype.kind == "b":
         return np.array([name == str(True) for name in names])

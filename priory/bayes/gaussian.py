@@ -47,52 +47,52 @@ class Free:
 
 
 def around(mean: Weights, rho: Array | float) -> Free:
-    """The Gaussian around a network, all weights with the same ρ."""
+    """Return the Gaussian around a network, all weights with the same ρ."""
     return Free(mean, jax.tree.map(lambda leaf: jnp.full(leaf.shape, rho, leaf.dtype), mean))
 
 
 def width(free: Free) -> Weights:
-    """σ at free coordinates."""
+    """Return σ at free coordinates."""
     return jax.tree.map(softplus, free.rho)
 
 
 def join(free: Free, sd: Weights) -> Gaussian:
-    """The Gaussian at free coordinates whose width is known."""
+    """Return the Gaussian at free coordinates whose width is known."""
     return Gaussian(free.mean, sd)
 
 
 def of(free: Free) -> Gaussian:
-    """The Gaussian at free coordinates."""
+    """Return the Gaussian at free coordinates."""
     return join(free, width(free))
 
 
 def chain(free: Free, gradient: Gaussian) -> Free:
-    """The gradient with respect to free coordinates, from that with respect to the Gaussian there."""
+    """Return the gradient with respect to free coordinates, from that with respect to the Gaussian there."""
     return Free(gradient.mean, jax.tree.map(lambda r, g: jax.nn.sigmoid(r) * g, free.rho, gradient.sd))
 
 
 def draw(key: Array, q: Gaussian) -> Weights:
-    """One network θ = μ + σ g with g ~ N(0, I)."""
+    """Draw one network θ = μ + σ g with g ~ N(0, I)."""
     leaves, structure = jax.tree.flatten(q.mean)
     noise = [jax.random.normal(jax.random.fold_in(key, i), leaf.shape) for i, leaf in enumerate(leaves)]
     return jax.tree.map(lambda m, s, g: m + s * g, q.mean, q.sd, jax.tree.unflatten(structure, noise))
 
 
 def kl(q: Gaussian, w: Gaussian) -> Array:
-    """KL(q ‖ w) in nats, summed over all weights."""
+    """Return KL(q ‖ w) in nats, summed over all weights."""
     terms = jax.tree.map(kl_of_each, q.mean, q.sd, w.mean, w.sd)
     return sum(map(jnp.sum, jax.tree.leaves(terms)), jnp.float32(0))
 
 
 def kl_of_each(m: Array, s: Array, m_w: Array, s_w: Array) -> Array:
-    """KL(N(m, s²) ‖ N(m_w, s_w²)) of each weight."""
+    """Return KL(N(m, s²) ‖ N(m_w, s_w²)) of each weight."""
     excess = (s - s_w) / s_w
     # ½ (r² − 1) − log r with r = σ/σ_w, without cancellation where the two agree.
     return _above_its_log(excess) + 0.5 * jnp.square(excess) + 0.5 * jnp.square((m - m_w) / s_w)
 
 
 def kl_gradient(q: Gaussian, w: Gaussian) -> Gaussian:
-    """∂KL(q ‖ w) / ∂q; exactly zero at q = w."""
+    """Return ∂KL(q ‖ w) / ∂q; exactly zero at q = w."""
 
     def mean(m: Array, m_w: Array, s_w: Array) -> Array:
         return (m - m_w) / jnp.square(s_w)
@@ -104,7 +104,7 @@ def kl_gradient(q: Gaussian, w: Gaussian) -> Gaussian:
 
 
 def kl_gradient_of_prior(q: Gaussian, w: Gaussian) -> Gaussian:
-    """∂KL(q ‖ w) / ∂w; exactly zero at w = q."""
+    """Return ∂KL(q ‖ w) / ∂w; exactly zero at w = q."""
 
     def mean(m: Array, m_w: Array, s_w: Array) -> Array:
         return (m_w - m) / jnp.square(s_w)
@@ -116,13 +116,13 @@ def kl_gradient_of_prior(q: Gaussian, w: Gaussian) -> Gaussian:
 
 
 def moments(q: Gaussian, centre: Weights) -> tuple[Weights, Weights]:
-    """E(θ − c) and E(θ − c)²: means of these over several q give the w of `matching`."""
+    """Return E(θ − c) and E(θ − c)²: means of these over several q give the w of `matching`."""
     offset = trees.sub(q.mean, centre)
     return offset, jax.tree.map(lambda d, s: jnp.square(s) + jnp.square(d), offset, q.sd)
 
 
 def matching(offset: Weights, square: Weights, centre: Weights) -> Free:
-    """The w that minimises the mean of KL(q_i ‖ w) for q_i with these mean moments around c.
+    """Return the w that minimises the mean of KL(q_i ‖ w) for q_i with these mean moments around c.
 
     μ_w is the mean of μ_i, and σ_w² the mean of σ_i² + (μ_i − μ_w)².
     """
@@ -134,7 +134,7 @@ def matching(offset: Weights, square: Weights, centre: Weights) -> Free:
 
 
 def softplus(rho: Array) -> Array:
-    """log(1 + exp ρ) to the last bits, at less than half the price of `log1p`, which XLA does not vectorise on a CPU.
+    """Return log(1 + exp ρ) to the last bits, at less than half the cost of `log1p`, not vectorised on CPU.
 
     log(1 + e) = 2 artanh(s) with s = e/(2 + e) ≤ 1/3, whose series has terms s^{2i+1}/(2i + 1).
     """
@@ -148,12 +148,12 @@ def softplus(rho: Array) -> Array:
 
 
 def rho_of(sd: Array) -> Array:
-    """The ρ with softplus(ρ) = σ, for σ > 0."""
+    """Return the ρ with softplus(ρ) = σ, for σ > 0."""
     return sd + jnp.log(-jnp.expm1(-sd))
 
 
 def _above_its_log(x: Array) -> Array:
-    """The excess of x over log(1 + x) to the last bits, also near 0, where it is ½ x².
+    """Return the excess of x over log(1 + x) to the last bits, also near 0, where it is ½ x².
 
     log(1 + x) = 2 artanh(s) with s = x/(2 + x), and x − 2s = s x.
     """

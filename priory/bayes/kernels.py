@@ -73,7 +73,7 @@ def sample(
     thin: int = 1,
     leapfrog: int = 10,
 ) -> Chain:
-    """A chain of `num_steps` from `start`; of positions 1, 2, … it keeps `[burn_in::thin]`, and no other is stored.
+    """Run a chain of `num_steps` from `start`; of positions 1, 2, … it stores only `[burn_in::thin]`.
 
     Args:
         log_density: log p up to a constant, and a key for its minibatch (scaled by n/b), fresh at every step. The exact
@@ -121,7 +121,7 @@ def sample(
 
 
 def curvature(log_density: LogDensity, position: Position, key: Key, num_iterations: int = 10) -> Array:
-    """The largest eigenvalue of −∇² log p at a position, in magnitude, by power iteration; at least `FLATTEST`.
+    """Return the largest eigenvalue of −∇² log p at a position, in magnitude, by power iteration; at least `FLATTEST`.
 
     It is approached from below: where the spectrum is crowded ten iterations may miss a tenth of it, which a step of
     half the stability limit forgives.
@@ -143,7 +143,7 @@ def curvature(log_density: LogDensity, position: Position, key: Key, num_iterati
 
 
 def step_size_for(kind: Kind, curvature: Array | float, size: int = 1) -> Array:
-    """A step that is stable, and for an exact kernel accepted, where λ is the largest curvature of −log p.
+    """Return a step that is stable, and for an exact kernel accepted, where λ is the largest curvature of −log p.
 
     1/λ for ula, half of what is stable: it doubles the variance in the stiffest direction and adds a share of about
     λ_j/(2λ) in flatter ones. A quarter of that for sgld, since some minibatches are steeper than the whole. 1/(λ d^½)
@@ -160,7 +160,7 @@ def step_size_for(kind: Kind, curvature: Array | float, size: int = 1) -> Array:
 
 
 def stability_limit(kind: Kind, curvature: Array | float) -> Array:
-    """The step size from which a chain diverges on a Gaussian, or, if it is exact, has hardly a move accepted."""
+    """Return the step size from which a chain diverges on a Gaussian or, if it is exact, accepts hardly any move."""
     if kind in ("psgld", "map"):
         return jnp.float32(jnp.inf)
     return 2 / jnp.sqrt(curvature) if kind in ("hmc", "nuts") else jnp.asarray(2 / curvature, jnp.float32)
@@ -169,7 +169,7 @@ def stability_limit(kind: Kind, curvature: Array | float) -> Array:
 def _exact(
     kind: Kind, log_density: Callable[[Position], Array], step_size: Array | float, leapfrog: int
 ) -> tuple[Begin, Step]:
-    """Metropolis-adjusted kernels of BlackJAX; the first part of their states is the position."""
+    """Return Metropolis-adjusted kernels of BlackJAX; the first part of their states is the position."""
     # BlackJAX computes a logarithm on import. At the top of this file that would open the devices before the command
     # line has chosen them; here it would be traced, were it not for the context.
     with jax.ensure_compile_time_eval():
@@ -192,7 +192,7 @@ def _exact(
 
 
 def _unadjusted(kind: Kind, gradient: LogDensity, step_size: Array | float) -> tuple[Begin, Step]:
-    """Kernels that accept every move."""
+    """Return kernels that accept every move."""
     adam = optax.adam(step_size)
     memories: dict[str, Begin] = {
         "ula": lambda _: (),
@@ -225,7 +225,7 @@ def _unadjusted(kind: Kind, gradient: LogDensity, step_size: Array | float) -> t
 
 
 def _normals(key: Key, shape: tuple[int, ...]) -> Array:
-    """Standard normals, for less than JAX's default costs.
+    """Return standard normals, for less than JAX's default costs.
 
     This generator takes both words of each block that it encrypts, and not one; whole lots of 1024, since XLA runs
     ragged halves number by number.

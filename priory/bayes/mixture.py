@@ -33,7 +33,7 @@ class Shares:
 
 
 def squared_distances(point: Weights, prototypes: Weights) -> Array:
-    """‖point − r_j‖², (K,)."""
+    """Return ‖point − r_j‖², (K,)."""
 
     def one(a: Array, r: Array) -> Array:
         return jnp.sum(jnp.square(a[None] - r), axis=tuple(range(1, r.ndim)))
@@ -42,12 +42,12 @@ def squared_distances(point: Weights, prototypes: Weights) -> Array:
 
 
 def penalty(point: Weights, prototypes: Weights, variance: Array | float) -> Array:
-    """−log Σ_j exp(−‖point − r_j‖² / 2σ²), the client's penalty of eq. (70)."""
+    """Return −log Σ_j exp(−‖point − r_j‖² / 2σ²), the client's penalty of eq. (70)."""
     return -jax.nn.logsumexp(-squared_distances(point, prototypes) / (2 * variance))
 
 
 def responsibilities(point: Weights, prototypes: Weights, variance: Array | float) -> Array:
-    """c(j), the softmax of −‖point − r_j‖² / 2σ², eq. (75), (K,).
+    """Return c(j), the softmax of −‖point − r_j‖² / 2σ², eq. (75), (K,).
 
     ‖point − r_j‖² is, up to what all j share, ‖δ_j‖² − 2 δ_j·(point − r_1) with δ_j = r_j − r_1. In a loop over
     minibatches only K − 1 products δ_j·point change, and a product is several times faster than a sum of squares.
@@ -63,19 +63,19 @@ def responsibilities(point: Weights, prototypes: Weights, variance: Array | floa
 
 
 def blend(share: Array, prototypes: Weights) -> Weights:
-    """Σ_j share_j r_j; with the responsibilities of a point, where its penalty's gradient (point − blend)/σ² pulls."""
+    """Return Σ_j share_j r_j; with the responsibilities of a point, its penalty has the gradient (point − blend)/σ²."""
     # Term by term, so that it melts into whatever reads it.
     return jax.tree.map(lambda r: sum(share[j] * r[j] for j in range(r.shape[0])), prototypes)
 
 
 def middle(prototypes: Weights) -> Weights:
-    """The mean of the prototypes; term by term, since XLA's own mean over a leading axis is slow on a CPU."""
+    """Return the mean of the prototypes; term by term, since XLA's own mean over a leading axis is slow on a CPU."""
     count = jax.tree.leaves(prototypes)[0].shape[0]
     return blend(jnp.full(count, 1 / count), prototypes)
 
 
 def share_out(point: Weights, prototypes: Weights, variance: Array | float) -> Shares:
-    """The E-step for one point, eq. (75)."""
+    """Take the E-step for one point, eq. (75)."""
     share = responsibilities(point, prototypes, variance)
 
     def one(a: Array, r: Array) -> Array:
@@ -85,13 +85,13 @@ def share_out(point: Weights, prototypes: Weights, variance: Array | float) -> S
 
 
 def point_of(shares: Shares, prototypes: Weights) -> Weights:
-    """The point that was shared out: Σ_j c(j) (point − r_j) + Σ_j c(j) r_j."""
+    """Return the point that was shared out: Σ_j c(j) (point − r_j) + Σ_j c(j) r_j."""
     offset = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), shares.offset)
     return trees.add(offset, blend(shares.share, prototypes))
 
 
 def maximise(mean: Shares, prototypes: Weights, shrinkage: Array | float, empty: float) -> Weights:
-    """The M-step, eq. (77), for points whose mean shares are given; one with a share below `empty` stays.
+    """Take the M-step, eq. (77), for points whose mean shares are given; one with a share below `empty` stays.
 
     `shrinkage` is σ²/N for prototypes that are N(0, I) a priori, and 0 for a flat prior.
     """
@@ -105,7 +105,7 @@ def maximise(mean: Shares, prototypes: Weights, shrinkage: Array | float, empty:
 
 
 def expected_log_density(point: Weights, prototypes: Weights, variance: Array | float, width: Array | float) -> Array:
-    """A lower bound on E log p(θ | μ) for θ ~ N(point, width²) and μ_j ~ N(r_j, width²), by Jensen's inequality."""
+    """Return a lower bound, Jensen's, on E log p(θ | μ) for θ ~ N(point, width²) and μ_j ~ N(r_j, width²)."""
     num = trees.size(point)
     count = jax.tree.leaves(prototypes)[0].shape[0]
     blur = num * width**2 / variance
@@ -114,5 +114,5 @@ def expected_log_density(point: Weights, prototypes: Weights, variance: Array | 
 
 
 def pick(prototypes: Weights, index: Array) -> Weights:
-    """One of the prototypes."""
+    """Return one of the prototypes."""
     return jax.tree.map(lambda r: r[index], prototypes)

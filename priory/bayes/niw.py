@@ -80,17 +80,17 @@ class Observed:
 
 
 def mode_variance(q: NIW) -> Weights:
-    """The mode of the covariance's marginal, V / (n + dim + 1), eq. (34)."""
+    """Return the mode of the covariance's marginal, V / (n + dim + 1), eq. (34)."""
     return jax.tree.map(lambda v: v / (q.dof + q.dim + 1), q.scale)
 
 
 def expected_precision(q: NIW) -> Weights:
-    """E[Σ⁻¹] = n V⁻¹, eq. (52)."""
+    """Return E[Σ⁻¹] = n V⁻¹, eq. (52)."""
     return jax.tree.map(lambda v: q.dof / v, q.scale)
 
 
 def expected_log_det(q: NIW) -> Array:
-    """E log|Σ| over all weights, eq. (51)."""
+    """Return E log|Σ| over all weights, eq. (51)."""
     log_scale = sum(jnp.sum(jnp.log(v)) for v in jax.tree.leaves(q.scale))
     blocks = trees.size(q.scale) // q.dim
     half = (q.dof - np.arange(q.dim)) / 2
@@ -98,7 +98,7 @@ def expected_log_det(q: NIW) -> Array:
 
 
 def kl(q: NIW, p: NIW) -> Array:
-    """KL(q ‖ p) in nats with every constant, eq. (49); the two must have one `dim`."""
+    """Return KL(q ‖ p) in nats with every constant, eq. (49); the two must have one `dim`."""
     assert q.dim == p.dim, "both must be joint or both factorised"
     num, blocks = trees.size(q.mean), trees.size(q.mean) // q.dim
     half_q, half_p = q.dof / 2, p.dof / 2
@@ -120,7 +120,7 @@ def kl(q: NIW, p: NIW) -> Array:
 
 
 def expected_divergence(q: NIW, mean: Weights, keep: Weights, width: Array | float) -> Array:
-    """E_q KL(q_i ‖ N(μ, Σ)) for the spiky mixture q_i of keep · N(mean, width²) and (1 − keep) · N(0, width²).
+    """Return E_q KL(q_i ‖ N(μ, Σ)) for the spiky mixture q_i of keep · N(mean, width²) and (1 − keep) · N(0, width²).
 
     The divergence of a mixture is bounded by the mixture of divergences (eq. (35) takes it as equal), so an ELBO made
     of this is still a lower bound.
@@ -136,7 +136,7 @@ def expected_divergence(q: NIW, mean: Weights, keep: Weights, width: Array | flo
 
 
 def update(prior: NIW, observed: Observed, dof: float, strength: float, centre: Weights, learn_scale: bool) -> NIW:
-    """The q(μ, Σ) of given degrees of freedom that is optimal for what was observed, eq. (41), around `centre`.
+    """Return the q(μ, Σ) of given degrees of freedom that is optimal for what was observed, eq. (41), around `centre`.
 
     Args:
         centre: m of the result; `shrunk_mean` is the optimal one.
@@ -155,7 +155,7 @@ def update(prior: NIW, observed: Observed, dof: float, strength: float, centre: 
 
 
 def shrunk_mean(prior: NIW, observed: Observed) -> Weights:
-    """The optimal m of `update`, eq. (41): the prior's mean counts as `strength` more observations."""
+    """Return the optimal m of `update`, eq. (41): the prior's mean counts as `strength` more observations."""
     count = observed.count
 
     def one(m: Array, p: Array, m_prior: Array) -> Array:
@@ -165,19 +165,19 @@ def shrunk_mean(prior: NIW, observed: Observed) -> Weights:
 
 
 def marginal_scale(q: NIW, dof: float) -> Weights:
-    """The scale of a prior of given degrees of freedom that maximises the bound given q, one number for each leaf."""
+    """Return the scale of a prior with `dof` degrees of freedom that maximises the bound given q, one per leaf."""
     return jax.tree.map(lambda v: jnp.broadcast_to(dof / (q.dof * jnp.mean(1 / v)), v.shape), q.scale)
 
 
 def predictive(q: NIW) -> StudentT:
-    """∫ N(θ; μ, Σ) q(μ, Σ), a Student-t, eq. (42)."""
+    """Return ∫ N(θ; μ, Σ) q(μ, Σ), a Student-t, eq. (42)."""
     dof = q.dof - q.dim + 1
     factor = (q.strength + 1) / (q.strength * dof)
     return StudentT(q.mean, jax.tree.map(lambda v: jnp.sqrt(factor * v), q.scale), dof, q.dim > 1)
 
 
 def draw(key: Key, t: StudentT) -> Weights:
-    """One draw of weights."""
+    """Draw weights."""
     key_normal, key_scale = jax.random.split(key)
     # All leaves in one draw: the sampler of χ² takes seconds to compile.
     sd, unravel = ravel_pytree(t.sd)
@@ -188,12 +188,12 @@ def draw(key: Key, t: StudentT) -> Weights:
 
 
 def _deviation(m: Array, centre: Array, keep: Array) -> Array:
-    """E(θ − centre)² less the width: ρ of eq. (41), p·m² − 2p·m·c + c² written without cancellation."""
+    """Return E(θ − centre)² less the width: ρ of eq. (41), p·m² − 2p·m·c + c² written without cancellation."""
     return keep * (m - centre) ** 2 + (1 - keep) * centre**2
 
 
 def _marginal_scale(scatter: Array, count: int, dof: float) -> Array:
-    """The t for which the prior scale t·I and the V it leads to are optimal together: mean S/(t + S) = N/(N + ν).
+    """Return the t for which the prior scale t·I and the resulting V are jointly optimal: mean S/(t + S) = N/(N + ν).
 
     The left side falls with t, so halving the interval of log t finds it; alternating the two steps would need
     thousands of rounds where ν is large.

@@ -15,12 +15,12 @@ import scipy  # its parts load at their first use; a run needs none of them
 
 
 def binary_kl(q: float, p: float) -> float:
-    """The divergence in nats of a coin with probability q from one with p; infinite where p rules out what q does."""
+    """Return KL(q ‖ p) in nats of coins with these probabilities; infinite where p rules out what q does."""
     return float(scipy.special.rel_entr(q, p) + scipy.special.rel_entr(1 - q, 1 - p))
 
 
 def upper_inverse(q: float, nats: float) -> float:
-    """The largest p with kl(q ‖ p) ≤ nats; it grows with both."""
+    """Return the largest p with kl(q ‖ p) ≤ nats; it grows with both."""
     if not (math.isfinite(nats) and q < 1):
         return 1.0
     if q == 0:
@@ -32,7 +32,7 @@ def upper_inverse(q: float, nats: float) -> float:
 
 
 def sampled_error(error: float, num_draws: int, delta: float) -> float:
-    """A bound, but for a chance δ over the draws, on the error of q on the rows, from its mean over draws of q.
+    """Return a bound, except with a chance δ over the draws, on the error of q on the rows, from the mean over draws.
 
     kl(mean of m draws ‖ R̂) ≤ log(2/δ)/m (Langford and Caruana, (Not) Bounding the True Error, NIPS 2001).
     """
@@ -40,17 +40,17 @@ def sampled_error(error: float, num_draws: int, delta: float) -> float:
 
 
 def complexity(divergence: float, num_rows: int, delta: float) -> float:
-    """c, what the bounds pay for each row."""
+    """Return c, what the bounds pay for each row."""
     return (divergence + math.log(2 * math.sqrt(num_rows) / delta)) / num_rows
 
 
 def kl_bound(error: float, cost: float) -> float:
-    """The bound on R by inverting kl(R̂ ‖ R) ≤ c."""
+    """Return the bound on R by inverting kl(R̂ ‖ R) ≤ c."""
     return upper_inverse(error, cost)
 
 
 def lambda_bound(error: float, cost: float) -> tuple[float, float]:
-    """The least of R̂/(1 − λ/2) + c/(λ(1 − λ/2)) over λ in (0, 2), cut at 1, and the λ where it is.
+    """Return the least of R̂/(1 − λ/2) + c/(λ(1 − λ/2)) over λ in (0, 2), cut at 1, and the λ where it is.
 
     Since kl(R̂ ‖ R) ≥ (R − R̂)²/2R for R > R̂, the event above gives this for all λ together (Thiemann et al., A strongly
     quasiconvex PAC-Bayesian bound, ALT 2017; eq. (121) of FedHB, arXiv:2305.04979): choosing λ costs nothing. It is

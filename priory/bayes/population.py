@@ -67,7 +67,7 @@ Population = Normal | Energy
 
 
 def normal_around(mean: Effects, sd: Array | float, shape: Shape = "diagonal") -> Normal:
-    """Normal effects around a mean, all with one σ for now; `shape` says whether it stays one."""
+    """Return normal effects around a mean, all with one σ for now; `shape` says whether it stays one."""
     log_sd = jnp.log(jnp.asarray(sd, jnp.float32))
     if shape == "scalar":
         return Normal(mean, log_sd)
@@ -75,20 +75,20 @@ def normal_around(mean: Effects, sd: Array | float, shape: Shape = "diagonal") -
 
 
 def energy_around(base: Normal, num_hidden: int, key: Key) -> Energy:
-    """An energy equal to its base so far: random features of z, each with weight zero."""
+    """Return an energy equal to its base so far: random features of z, each with weight zero."""
     size = trees.size(base.mean)
     w1 = jax.random.normal(key, (size, num_hidden)) / math.sqrt(size)
     return Energy(base, w1, jnp.zeros(num_hidden), jnp.zeros(num_hidden))
 
 
 def sd(beta: Population, like: Effects) -> Effects:
-    """σ of every coordinate, a tree like z for either shape."""
+    """Return σ of every coordinate, a tree like z for either shape."""
     own = sd_of(beta)
     return jax.tree.map(lambda leaf: jnp.broadcast_to(own, leaf.shape), like) if _is_shared(own) else own
 
 
 def sd_of(beta: Population) -> Effects:
-    """σ as it is learned, one number if all coordinates share it: what a `HyperPrior` is to count."""
+    """Return σ as it is learned, one number if all coordinates share it: what a `HyperPrior` is to count."""
     return jax.tree.map(jnp.exp, base_of(beta).log_sd)
 
 
@@ -98,12 +98,12 @@ def base_of(beta: Population) -> Normal:
 
 
 def draw(beta: Normal, key: Key) -> Effects:
-    """One z ~ p(z | β); an energy is drawn from by a chain on its `log_prob`."""
+    """Draw z ~ p(z | β); an energy is drawn from by a chain on its `log_prob`."""
     return gaussian.draw(key, Gaussian(beta.mean, sd(beta, beta.mean)))
 
 
 def log_prob(beta: Population, z: Effects) -> Array:
-    """The log density of z in nats, for an energy without −log Z(β), which a chain over z does not miss."""
+    """Return the log density of z in nats, for an energy without −log Z(β), which a chain over z does not miss."""
     if isinstance(beta, Energy):
         return -energy(beta, z)
 
@@ -114,14 +114,14 @@ def log_prob(beta: Population, z: Effects) -> Array:
 
 
 def energy(beta: Energy, z: Effects) -> Array:
-    """E(z; β)."""
+    """Return E(z; β)."""
     features = jnp.tanh(ravel_pytree(z)[0] @ beta.w1 + beta.b1)
     away = jax.tree.map(lambda x, m, s: (x - m) / s, z, beta.base.mean, sd(beta, z))
     return 0.5 * trees.norm_squared(away) + jnp.dot(beta.w2, features)
 
 
 def score(beta: Energy, z: Effects, model_draws: Effects) -> Energy:
-    """∇_β log p(z | β) = −∇_β E(z) + E_p ∇_β E, the last by the mean over draws of the model, stacked on axis 0.
+    """Return ∇_β log p(z | β) = −∇_β E(z) + E_p ∇_β E, the last by the mean over draws of the model, stacked on axis 0.
 
     For ∇_β log Z = −E_p ∇_β E. Unbiased for draws from p(· | β), whatever their number.
     """
@@ -133,7 +133,7 @@ def score(beta: Energy, z: Effects, model_draws: Effects) -> Energy:
 
 
 def precision(beta: Population, like: Effects) -> Effects:
-    """A bound on the curvature of −log p(z | β) in each coordinate: 1/σ², plus for an energy that of its network.
+    """Return a bound on the curvature of −log p(z | β) per coordinate: 1/σ², plus for an energy that of its network.
 
     The Hessian of w₂ · tanh(W₁ᵀ z + b₁) has no eigenvalue beyond Σ_h |w₂h| ‖w₁h‖² max|tanh″|.
     """
@@ -151,7 +151,7 @@ def times_mean(unit: Effects, gradient: Population) -> Population:
 
 
 def project(beta: Population, low: Array | float, high: Array | float = math.inf) -> tuple[Population, Array]:
-    """β with every σ moved into [low, high], and how many of them lie at the lower end."""
+    """Return β with every σ moved into [low, high], and how many of them lie at the lower end."""
     base, least = base_of(beta), jnp.log(jnp.asarray(low, jnp.float32))
     log_sd = jax.tree.map(lambda s: jnp.clip(s, least, jnp.log(high)), base.log_sd)
     at_end = (jnp.sum(s <= least, dtype=jnp.float32) for s in jax.tree.leaves(log_sd))
@@ -172,11 +172,11 @@ class HyperPrior:
     numbers: tuple[float, ...] = ()
 
     def log_density(self, sd: Effects) -> Array:
-        """The log of a density in σ (not in log σ), summed over the coordinates of a tree."""
+        """Return the log of a density in σ (not in log σ), summed over the coordinates of a tree."""
         return sum((jnp.sum(self.of_each(leaf)) for leaf in jax.tree.leaves(sd)), jnp.float32(0))
 
     def of_each(self, sd: Array) -> Array:
-        """The log density of each σ_j."""
+        """Return the log density of each σ_j."""
         if self.kind == "gamma":
             shape, rate = self.numbers
             return (shape - 1) * jnp.log(sd) - rate * sd + (shape * math.log(rate) - math.lgamma(shape))
@@ -187,7 +187,7 @@ class HyperPrior:
 
 
 def parse(text: str) -> HyperPrior:
-    """The prior of standard deviations that a text names.
+    """Return the prior of standard deviations that a text names.
 
     >>> parse("gamma:2,0.1")
     HyperPrior(kind='gamma', numbers=(2.0, 0.1))
@@ -209,7 +209,7 @@ def parse(text: str) -> HyperPrior:
 def draw_given_score(
     key: Key, beta: Normal, score: Normal, num: Array | float, hyper: HyperPrior, bounds: Bounds = ANY
 ) -> Normal:
-    """`sample_normal_given_effects` for `num` effects, of which the mean ∇_β log p(z_i | β) tells all that matters."""
+    """Draw β given `num` effects by their mean ∇_β log p(z_i | β), which is all that matters."""
     own = sd_of(beta)
     shared_by = trees.size(beta.mean) if _is_shared(own) else 1
     offset = jax.tree.map(lambda s, g: num * s * s * g, sd(beta, beta.mean), score.mean)
@@ -226,7 +226,7 @@ def sample_normal_given_effects(
     hyper: HyperPrior,
     bounds: Bounds = ANY,
 ) -> Normal:
-    """One independent draw of β = (μ, log σ) from its posterior given effects z_1 … z_b; flat in μ, `hyper` in σ.
+    """Draw β = (μ, log σ) independently from its posterior given effects z_1 … z_b; flat in μ, `hyper` in σ.
 
     With S = Σ(z_i − z̄)²: p(σ | z) ∝ σ^{−(b−1)} exp(−S/2σ²) p(σ), μ integrated out, and μ | σ, z ~ N(z̄, σ²/b). The first
     is drawn from a grid of cells of equal log σ where the density is not negligible, uniformly within a cell, which
@@ -253,7 +253,7 @@ def sample_normal_given_effects(
 
 
 def _draw_log_sd(key: Key, scatter: Array, dof: Array | float, hyper: HyperPrior, bounds: Bounds) -> Array:
-    """A draw of log σ, one for each S in a vector, where σ has density σ^{−dof} exp(−S/2σ²) p(σ)."""
+    """Draw log σ, one for each S in a vector, where σ has density σ^{−dof} exp(−S/2σ²) p(σ)."""
     key_cell, key_within = jax.random.split(key)
     low, high = (jnp.full((1, *scatter.shape), jnp.log(bound), jnp.float32) for bound in bounds)
     # log σ counts from its likeliest value, since dof · log σ may be large and float32 is short.
@@ -278,5 +278,5 @@ def _draw_log_sd(key: Key, scatter: Array, dof: Array | float, hyper: HyperPrior
 
 
 def _is_shared(tree: Effects) -> bool:
-    """Whether a tree is the one number of a scalar shape."""
+    """Return whether a tree is the one number of a scalar shape."""
     return jax.tree_util.all_leaves([tree]) and jnp.ndim(tree) == 0

@@ -62,7 +62,7 @@ class Free:
 
 
 def around(mean: Weights, rho: Array | float, inclusion: Array | float) -> Free:
-    """The spike and slab around a network, all weights with the same ρ and λ."""
+    """Return the spike and slab around a network, all weights with the same ρ and λ."""
     logit = logit_of(jnp.asarray(inclusion, jnp.float32))
     return Free(
         mean,
@@ -72,23 +72,23 @@ def around(mean: Weights, rho: Array | float, inclusion: Array | float) -> Free:
 
 
 def width(free: Free) -> tuple[Weights, Weights]:
-    """σ and λ at free coordinates."""
+    """Return σ and λ at free coordinates."""
     return jax.tree.map(softplus, free.rho), jax.tree.map(lambda a: jax.nn.sigmoid(_bounded(a)), free.logit)
 
 
 def join(free: Free, width: tuple[Weights, Weights]) -> SpikeSlab:
-    """The spike and slab at free coordinates whose width is known."""
+    """Return the spike and slab at free coordinates whose width is known."""
     sd, inclusion = width
     return SpikeSlab(free.mean, sd, jax.tree.map(_bounded, free.logit), inclusion)
 
 
 def of(free: Free) -> SpikeSlab:
-    """The spike and slab at free coordinates."""
+    """Return the spike and slab at free coordinates."""
     return join(free, width(free))
 
 
 def chain(free: Free, gradient: SpikeSlab) -> Free:
-    """The gradient with respect to free coordinates, from that with respect to the distribution there.
+    """Return the gradient with respect to free coordinates, from that with respect to the distribution there.
 
     A logit beyond its bounds gets the gradient at the bound, so that it can come back.
     """
@@ -97,7 +97,7 @@ def chain(free: Free, gradient: SpikeSlab) -> Free:
 
 
 def gated(key: Array, q: SpikeSlab, temperature: Array | float) -> Gaussian:
-    """The Gaussian that is left once the gates γ are drawn; its mean and sd are zero where γ is.
+    """Return the Gaussian that is left once the gates γ are drawn; its mean and sd are zero where γ is.
 
     Gates are hard forward, and relaxed at this temperature backward: eq. (41). They have a part of the key to
     themselves, so that the same key may draw from the Gaussian.
@@ -112,7 +112,7 @@ def gated(key: Array, q: SpikeSlab, temperature: Array | float) -> Gaussian:
 
 @jax.custom_jvp
 def gate(logit: Array, inclusion: Array, u: Array, temperature: Array) -> Array:
-    """γ = 1[η > 0] with η = logit λ + logit u, u uniform; backward it has the slope of the relaxed gate.
+    """Return γ = 1[η > 0] with η = logit λ + logit u, u uniform; backward it has the slope of the relaxed gate.
 
     η > 0 is u > 1 − λ, which needs no logarithm.
     """
@@ -128,32 +128,32 @@ def _gate_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
 
 
 def relaxed_gate(logit: Array, u: Array, temperature: Array) -> Array:
-    """γ̃ = sigmoid(η/τ), eq. (41)."""
+    """Return γ̃ = sigmoid(η/τ), eq. (41)."""
     return jax.nn.sigmoid((logit + jnp.log(u / (1 - u))) / temperature)
 
 
 def draw(key: Array, q: SpikeSlab, temperature: Array | float) -> Weights:
-    """One network θ = γ (μ + σ g), eq. (40); with λ = 1 that of `gaussian.draw` with the same key."""
+    """Draw one network θ = γ (μ + σ g), eq. (40); with λ = 1 that of `gaussian.draw` with the same key."""
     return gaussian.draw(key, gated(key, q, temperature))
 
 
 def mean_of(q: SpikeSlab) -> Weights:
-    """E θ = λ μ."""
+    """Return E θ = λ μ."""
     return jax.tree.map(jnp.multiply, q.inclusion, q.mean)
 
 
 def median_of(q: SpikeSlab) -> Weights:
-    """The median model: μ where λ > ½, else zero."""
+    """Return the median model: μ where λ > ½, else zero."""
     return jax.tree.map(lambda inclusion, m: jnp.where(inclusion > 0.5, m, 0), q.inclusion, q.mean)
 
 
 def density(q: SpikeSlab) -> Array:
-    """The expected share of weights that are not zero, the mean of λ."""
+    """Return the expected share of weights that are not zero, the mean of λ."""
     return sum(jax.tree.leaves(jax.tree.map(jnp.sum, q.inclusion)), jnp.float32(0)) / trees.size(q.inclusion)
 
 
 def kl(q: SpikeSlab, w: SpikeSlab) -> Array:
-    """The bound (34) in nats, summed over all weights: KL of the pairs (θ, γ).
+    """Return the bound (34) in nats, summed over all weights: KL of the pairs (θ, γ).
 
     The paper's inequality is an equality, for θ tells γ: it is zero just where γ is.
     """
@@ -172,7 +172,7 @@ def kl(q: SpikeSlab, w: SpikeSlab) -> Array:
 
 
 def kl_gradient(q: SpikeSlab, w: SpikeSlab) -> SpikeSlab:
-    """The gradient of the bound with respect to q; exactly zero at q = w."""
+    """Return the gradient of the bound with respect to q; exactly zero at q = w."""
 
     def logit(inclusion: Array, a: Array, a_w: Array, *slabs: Array) -> Array:
         return inclusion * (1 - inclusion) * ((a - a_w) + gaussian.kl_of_each(*slabs))
@@ -183,19 +183,19 @@ def kl_gradient(q: SpikeSlab, w: SpikeSlab) -> SpikeSlab:
 
 
 def kl_gradient_of_prior(q: SpikeSlab, w: SpikeSlab) -> SpikeSlab:
-    """The gradient of the bound with respect to w; exactly zero at w = q."""
+    """Return the gradient of the bound with respect to w; exactly zero at w = q."""
     slab = gaussian.kl_gradient_of_prior(Gaussian(q.mean, q.sd), Gaussian(w.mean, w.sd))
     return _weighted(q, slab, trees.sub(w.inclusion, q.inclusion))
 
 
 def logit_of(inclusion: Array) -> Array:
-    """The a with sigmoid(a) = λ, of the nearest λ within the bounds."""
+    """Return the a with sigmoid(a) = λ, of the nearest λ within the bounds."""
     inclusion = jnp.clip(inclusion, LEAST, 1 - LEAST)
     return jnp.log(inclusion) - jnp.log1p(-inclusion)
 
 
 def _weighted(q: SpikeSlab, slab: Gaussian, logit: Weights) -> SpikeSlab:
-    """A gradient of the bound: that of the Gaussians counts where the weight is there."""
+    """Return a gradient of the bound: that of the Gaussians counts where the weight is there."""
     mean, sd = (jax.tree.map(jnp.multiply, q.inclusion, part) for part in (slab.mean, slab.sd))
     return SpikeSlab(mean, sd, logit, trees.zeros(q.inclusion))
 

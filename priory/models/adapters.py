@@ -30,7 +30,7 @@ PyTree = Any
 
 
 def adapt(anything: Any) -> Model:
-    """The model of a module, factory or pair; see `as_model`."""
+    """Return the model of a module, factory or pair; see `as_model`."""
     if isinstance(anything, nn.Module):
         return Linen(anything)
     if isinstance(anything, nnx.Module):
@@ -174,7 +174,7 @@ def _copy(params: Params) -> Params:
 
 
 def _states(module: nnx.Module) -> tuple[Any, Any]:
-    """Parameters, and all other variables but the random ones."""
+    """Return parameters, and all other variables but the random ones."""
     states: Any = nnx.split(module, nnx.Param, nnx.RngState, ...)
     return states[1], states[3]
 
@@ -213,7 +213,7 @@ def _warn_of_convolutions(model: Model, params: Params, input_shape: tuple[int, 
 
 
 def _last_used(model: Model, input_shape: tuple[int, ...]) -> str:
-    """The pattern of the weights used from the last matrix on: the matrix whose first use comes latest, and all later.
+    """Return the pattern of the weights used from the last matrix on, the one whose first use comes latest.
 
     Only the computation tells: containers of weights forget the order of layers.
     """
@@ -233,7 +233,7 @@ def _last_used(model: Model, input_shape: tuple[int, ...]) -> str:
 
 
 def _steps(jaxpr: Jaxpr, number: dict[Any, int]) -> Iterator[tuple[str, list[int]]]:
-    """Each primitive operation in order, with the numbers of the weights it reads; nested computations are entered."""
+    """Yield each primitive operation in order, nested ones too, with the numbers of the weights it reads."""
     for equation in jaxpr.eqns:
         used = [number.get(v) if not isinstance(v, Literal) else None for v in equation.invars]
         inner = [value for value in equation.params.values() if isinstance(value, ClosedJaxpr | Jaxpr)]
@@ -247,7 +247,7 @@ def _steps(jaxpr: Jaxpr, number: dict[Any, int]) -> Iterator[tuple[str, list[int
 
 
 def _pattern(head: list[str], every: list[str]) -> str:
-    """The layer that holds exactly the paths of the head, or else these paths one by one."""
+    """Return the layer that holds exactly the paths of the head, or else these paths one by one."""
     if len(head) == len(every):
         return ""
     layer = head[0].rpartition("/")[0]

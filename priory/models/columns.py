@@ -23,14 +23,14 @@ Weights = Any
 
 
 def keep_probabilities(weights: Weights, keep: Array | float) -> Weights:
-    """The probability that a column of each leaf stays: `keep`, or 1 where there are none."""
+    """Return the probability that a column of each leaf stays: `keep`, or 1 where there are none."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: jnp.float32(keep) if _has_columns(path, leaf) else jnp.float32(1), weights
     )
 
 
 def draw_masks(key: Array, weights: Weights, keep: Array | float) -> Weights:
-    """Which columns stay, (columns,) for each kernel and None for what has none."""
+    """Return which columns stay, (columns,) for each kernel and None for what has none."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(weights)
     drawn = [
         jax.random.bernoulli(jax.random.fold_in(key, i), keep, (leaf.shape[-2],)) if _has_columns(path, leaf) else None
@@ -40,7 +40,7 @@ def draw_masks(key: Array, weights: Weights, keep: Array | float) -> Weights:
 
 
 def drop(weights: Weights, masks: Weights) -> Weights:
-    """The weights with the columns that do not stay at zero."""
+    """Return the weights with the columns that do not stay at zero."""
 
     def one(leaf: Array | None, mask: Array | None) -> Array | None:
         return leaf if leaf is None or mask is None else jnp.where(mask[:, None], leaf, 0)
@@ -51,7 +51,7 @@ def drop(weights: Weights, masks: Weights) -> Weights:
 def apply_without(
     model: Model, params: Params, masks: Weights, x: Array, *, key: Array | None = None
 ) -> tuple[Array, PyTree]:
-    """The outputs and statistics of the network without the dropped columns.
+    """Return the outputs and statistics of the network without the dropped columns.
 
     A dense or convolutional Linen layer gets its input with those units at zero, which is the same and cheaper than a
     copy of the kernel; whatever else has columns is copied.
@@ -81,7 +81,7 @@ def _silence_inputs(
 
 @functools.lru_cache(maxsize=64)
 def _layers(model: Linen, input_shape: tuple[int, ...]) -> frozenset[str]:
-    """The paths of the layers whose kernel has a column for each unit of the last axis of their first argument."""
+    """Return the paths of the layers whose kernel has a column for each unit of the last axis of their input."""
     found: set[str] = set()
 
     def see(module: nn.Module, *_: Array) -> None:

@@ -35,7 +35,7 @@ def convolve(
     dilation: Sequence[int],
     groups: int = 1,
 ) -> Array:
-    """The convolution of `x` (batch, *space, channels) with `kernel` (*window, channels/groups, features).
+    """Return the convolution of `x` (batch, *space, channels) with `kernel` (*window, channels/groups, features).
 
     The arguments are those of `lax.conv_general_dilated`, channels last: `padding` is "SAME", "VALID" or a pair for
     each axis, and `dilation` is that of the kernel.
@@ -58,7 +58,7 @@ def convolve(
 
 @jax.custom_jvp
 def halve(x: Array) -> Array:
-    """The maximum of each 2x2 window of `(batch, height, width, channels)`; an odd last row or column is left out.
+    """Return the maximum of each 2x2 window of `(batch, height, width, channels)`, without an odd last row or column.
 
     Inside a loop `reduce_window` and its gradient are slow on a CPU. Where entries of a window tie, the gradient is
     shared evenly among them.
@@ -79,12 +79,12 @@ def _halve_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Ar
 
 
 def _share(one: Array, other: Array, tied: Array | float) -> Array:
-    """1 where it is the larger, 0 where it is the smaller, `tied` where neither is."""
+    """Return 1 where it is the larger, 0 where it is the smaller, `tied` where neither is."""
     return jnp.where(one > other, 1.0, jnp.where(one < other, 0.0, tied))
 
 
 def stand_in(name: str) -> Callable[..., Array]:
-    """A function to use in place of `lax.conv_general_dilated` inside the Flax layer `name`, channels last.
+    """Return a function to use in place of `lax.conv_general_dilated` inside the Flax layer `name`, channels last.
 
     What `convolve` does not cover stays with XLA, with a warning when the layer is traced.
     """
@@ -145,7 +145,7 @@ class _Axis(NamedTuple):
     length: int
 
     def window(self, x: Array, axis: int, tap: int) -> Array:
-        """What the tap sees at each output, zero outside the input."""
+        """Return what the tap sees at each output, zero outside the input."""
         start, span = tap * self.step - self.low, (self.length - 1) * self.stride + 1
         edges = [(0, 0, 0)] * x.ndim
         edges[axis] = (-start, start + span - x.shape[axis], 0)  # negative edges cut
@@ -182,7 +182,7 @@ def _grouped(x: Array, kernel: Array, axes: tuple[_Axis, ...], groups: int) -> A
 
 
 def _patches(x: Array, axes: tuple[_Axis, ...], first: int) -> Array:
-    """For each output of the axes, counted from `first`, what all taps see: `(..., taps x channels)`."""
+    """Return what all taps see for each output of the axes, counted from `first`: `(..., taps x channels)`."""
     seen = []
     for taps in itertools.product(*(range(axis.size) for axis in axes)):
         slices = x
@@ -193,7 +193,7 @@ def _patches(x: Array, axes: tuple[_Axis, ...], first: int) -> Array:
 
 
 def _product(patches: Array, kernel: Array) -> Array:
-    """`patches @ kernel`, with the kernel as the left operand.
+    """Return `patches @ kernel`, with the kernel as the left operand.
 
     Differentiated from this side, the kernel's gradient reads the patches as they lie; from the other, XLA first copies
     the transpose of its largest operand.

@@ -38,7 +38,7 @@ class Split:
     layer: nn.Dense
 
     def features(self, body: Params, head: Weights, x: Array, *, key: Array | None = None) -> tuple[Array, PyTree]:
-        """Inputs (batch, width) of the last layer, and statistics; the head fills a place and does not matter."""
+        """Return inputs (batch, width) of the last layer, and statistics; neither depends on the head."""
         seen: list[Array] = []
 
         def see(module: nn.Module, x: Array, _: Array) -> None:
@@ -50,7 +50,7 @@ class Split:
         return seen[0], stats
 
     def outputs(self, head: Weights, features: Array) -> Array:
-        """Outputs (batch, num_outputs) of the network, from the inputs of its last layer."""
+        """Return the outputs (batch, num_outputs) of the network, from the inputs of its last layer."""
         weights = head
         for name in self.path:
             weights = weights[name]
@@ -59,7 +59,7 @@ class Split:
 
 @functools.lru_cache(maxsize=64)
 def split(model: Model, input_shape: tuple[int, ...], is_head: Callable[[str], bool]) -> Split | None:
-    """The network in two parts, or None where the head is not just one dense layer that ends it."""
+    """Return the network in two parts, or None where the head is not just one dense layer that ends it."""
     if not isinstance(model, Linen):
         return None
     path = tuple(model.last_layer(input_shape).split("/"))

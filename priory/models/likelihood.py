@@ -34,11 +34,11 @@ class Likelihood(Protocol):
         ...
 
     def log_prob(self, outputs: Array, y: Array, scale: Array | None = None) -> Array:
-        """Log density of `y`; `scale` is a standard error known for each row, where the data has one."""
+        """Return the log density of `y`; `scale` is a standard error known for each row, where the data has one."""
         ...
 
     def curvature(self, outputs: Array, y: Array, scale: Array | None = None) -> Array:
-        """A bound `(...)` on the largest eigenvalue of −∇² log_prob in the outputs; step sizes follow from it."""
+        """Return a bound `(...)` on the largest eigenvalue of −∇² log_prob in the outputs, for step sizes."""
         ...
 
 
@@ -53,19 +53,19 @@ class Categorical:
         return self.num_classes
 
     def log_prob(self, outputs: Array, y: Array, scale: Array | None = None) -> Array:
-        """Log probability of the class `y`."""
+        """Return the log probability of the class `y`."""
         del scale
         labels = jnp.broadcast_to(y, outputs.shape[:-1])[..., None]
         chosen = jnp.take_along_axis(outputs, labels, axis=-1)[..., 0]
         return chosen - jax.nn.logsumexp(outputs, axis=-1)
 
     def curvature(self, outputs: Array, y: Array, scale: Array | None = None) -> Array:
-        """The eigenvalues of diag(p) − ppᵀ are at most ½, whatever p."""
+        """Return ½, since the eigenvalues of diag(p) − ppᵀ are at most ½, whatever p."""
         del y, scale
         return jnp.full(outputs.shape[:-1], 0.5)
 
     def probabilities(self, outputs: Array) -> Array:
-        """Class probabilities `(..., num_classes)`."""
+        """Return class probabilities `(..., num_classes)`."""
         return jax.nn.softmax(outputs, axis=-1)
 
 
@@ -90,20 +90,20 @@ class Gaussian:
         return 1
 
     def log_prob(self, outputs: Array, y: Array, scale: Array | None = None) -> Array:
-        """Log density of `y`: -½((y - mean)/sd)² - log sd - ½ log 2π."""
+        """Return the log density of `y`: -½((y - mean)/sd)² - log sd - ½ log 2π."""
         mean, sd = self.mean_and_scale(outputs, scale)
         error = (jnp.broadcast_to(y, mean.shape) - mean) / sd
         return -0.5 * error**2 - jnp.log(sd) - 0.5 * math.log(2 * math.pi)
 
     def curvature(self, outputs: Array, y: Array, scale: Array | None = None) -> Array:
-        """1/sd², plus 2((y − mean)/sd)² where log sd is an output too: the trace, which no eigenvalue exceeds."""
+        """Return 1/sd², plus 2((y − mean)/sd)² where log sd is an output too: the trace bounds every eigenvalue."""
         mean, sd = self.mean_and_scale(outputs, scale)
         if self.scale != "learned":
             return 1 / sd**2
         return (1 + 2 * (jnp.broadcast_to(y, mean.shape) - mean) ** 2) / sd**2
 
     def mean_and_scale(self, outputs: Array, scale: Array | None = None) -> tuple[Array, Array]:
-        """Mean and standard deviation, each `(...)`."""
+        """Return mean and standard deviation, each `(...)`."""
         mean = outputs[..., 0]
         if self.scale == "learned":
             if outputs.shape[-1] != 2:

@@ -50,7 +50,7 @@ class Linen:
         return outputs, {**params.stats, **updated}
 
     def last_layer(self, input_shape: tuple[int, ...]) -> str:
-        """The path of the parametrised module without parametrised children that was called last.
+        """Return the path of the parametrised module without parametrised children that was called last.
 
         The order of calls decides: a parameter tree forgets it, and sorts `Dense_10` before `Dense_2`.
         """
@@ -115,7 +115,7 @@ def _fast_convolutions() -> Iterator[None]:
 
 
 def _convolve_fast(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-    """The call with `lax.conv_general_dilated` exchanged inside the layer.
+    """Call a layer with `lax.conv_general_dilated` exchanged inside it.
 
     The layer itself still runs, so padding modes, masks, biases and other interceptors keep their meaning.
     """

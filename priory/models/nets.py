@@ -77,7 +77,7 @@ class Reddi(nn.Module):
 
     @classmethod
     def smallest(cls, stages: tuple[int | str, ...]) -> int:
-        """Pixels on a side that an image must have for something to be left of it."""
+        """Return how many pixels on a side an image must have for something to be left of it."""
         side = 1
         for stage in reversed((*stages, POOL)):
             side = 2 * side if isinstance(stage, str) else side + 2

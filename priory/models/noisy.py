@@ -40,7 +40,7 @@ _TRIAL_BATCH = 1009
 def apply(
     model: Model, mean: Params, sd: Weights, x: Array, key: Array, by: Literal["layers", "weights"] = "layers"
 ) -> tuple[Array, PyTree]:
-    """The outputs and new statistics, in training, of a network with weights drawn from N(mean, sd²).
+    """Return the outputs and new statistics, in training, of a network with weights drawn from N(mean, sd²).
 
     `sd` is a tree like the weights, and gradients reach both. By "layers" a draw is for each example where it can be;
     by "weights" it is one draw of them all.
@@ -55,7 +55,7 @@ def apply(
 
 
 def _sample(key: Array, mean: Weights, sd: Weights, except_in: Container[str]) -> Weights:
-    """One draw of the weights, those of the excepted layers at their mean."""
+    """Return one draw of the weights, those of the excepted layers at their mean."""
     still, drawn = trees.partition(mean, lambda path: path.rpartition("/")[0] in except_in)
     _, spread = trees.partition(sd, lambda path: path.rpartition("/")[0] in except_in)
     flat, unravel = ravel_pytree(drawn)
@@ -72,7 +72,7 @@ def _perturb(
     kwargs: Any,
     context: nn.module.InterceptorContext,
 ) -> Any:
-    """The outputs of a layer with its noise."""
+    """Return the outputs of a layer with its noise."""
     module, mean = context.module, next_fun(*args, **kwargs)
     path = "/".join(module.path)
     if context.method_name != "__call__" or path not in devices:
@@ -82,7 +82,7 @@ def _perturb(
 
 
 def _local_noise(module: Any, sd: Mapping[str, Array], x: Array, mean: Array, keys: Array) -> Array:
-    """Noise of the variance x²S² + s² for each example and unit."""
+    """Return noise of the variance x²S² + s² for each example and unit."""
     # Squares leave the range of half precision long before the numbers do.
     wide = jnp.promote_types(sd["kernel"].dtype, jnp.float32)
     squares = {name: jnp.square(leaf.astype(wide)) for name, leaf in sd.items()}
@@ -95,7 +95,7 @@ def _local_noise(module: Any, sd: Mapping[str, Array], x: Array, mean: Array, ke
 
 
 def _flipout_noise(module: Any, sd: Mapping[str, Array], x: Array, mean: Array, keys: Array) -> Array:
-    """The layer with noise for weights, one draw ε, its input and output channels turned by signs r and t.
+    """Return the layer with noise for weights, one draw ε, its input and output channels turned by signs r and t.
 
     They make it r ε t for an example: of the same distribution, and uncorrelated with what other examples get.
     """
@@ -111,7 +111,7 @@ def _flipout_noise(module: Any, sd: Mapping[str, Array], x: Array, mean: Array, 
 
 @functools.lru_cache(maxsize=64)
 def _devices(model: Model, input_shape: tuple[int, ...]) -> dict[str, Device]:
-    """How the layers that need no draw of their weights get their noise: those called once on whole examples."""
+    """Return the device of each layer that needs no draw of its weights: those called once on whole examples."""
     calls: dict[str, list[Device | None]] = {}
 
     def run(key: Array) -> Array:
@@ -133,7 +133,7 @@ def _devices(model: Model, input_shape: tuple[int, ...]) -> dict[str, Device]:
 
 
 def _device(module: nn.Module, x: Array) -> Device | None:
-    """How one call of a layer gets its noise, or None if its leading axis is not that of the examples."""
+    """Return the device of one call of a layer, or None if its leading axis is not that of the examples."""
     if x.ndim < 2 or x.shape[0] != _TRIAL_BATCH:
         return None
     if isinstance(module, nn.Dense) and x.ndim == 2:
@@ -147,7 +147,7 @@ def _device(module: nn.Module, x: Array) -> Device | None:
 
 
 def _reads(module: nn.Module, weights: Weights) -> bool:
-    """Whether the layer's kernel and bias are the very arrays that stand at its path among the weights."""
+    """Return whether the layer's kernel and bias are the very arrays that stand at its path among the weights."""
     given = _at(weights, module)
     if not isinstance(given, Mapping) or not set(given) <= {"kernel", "bias"}:
         return False

@@ -31,17 +31,17 @@ class SetNet:
     num_outputs: int
 
     def init(self, key: Array, num_inputs: int) -> Weights:
-        """Fresh weights for elements of `num_inputs` numbers."""
+        """Return fresh weights for elements of `num_inputs` numbers."""
         return MLP(self.widths, self.num_outputs).init(key, jnp.zeros((1, num_inputs)))["params"]
 
     def elements(self, weights: Weights, x: Array) -> Array:
-        """What the mean is taken of: (elements, inputs) become (elements, units)."""
+        """Return what the mean is taken of: (elements, inputs) become (elements, units)."""
         for number in range(len(self.widths)):
             layer = weights[f"Dense_{number}"]
             x = jax.nn.relu(x @ layer["kernel"] + layer["bias"][None, :])
         return x
 
     def whole(self, weights: Weights, mean: Array) -> Array:
-        """The set's numbers (outputs,), from the mean (units,) of its elements."""
+        """Return the set's numbers (outputs,), from the mean (units,) of its elements."""
         layer = weights[f"Dense_{len(self.widths)}"]
         return mean @ layer["kernel"] + layer["bias"]
