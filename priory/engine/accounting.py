@@ -49,8 +49,7 @@ class Ledger:
 
     Attributes:
         mode: Who adds noise: each client to its message, or the server to the sum.
-        delta: δ.
-        budget: ε that may not be exceeded, if one was given.
+        settings: Of the run: δ, the budget and the rounds that are planned.
         noise: σ / sensitivity.
         clip: C, infinite where the method bounds its payload.
         parts: What is clipped apart; clip, reach, sensitivity and σ are in their units.
@@ -61,14 +60,12 @@ class Ledger:
         relation: Which change of one client.
         spending: What rounds cost.
         rounds: Rounds that the budget allows, at most those that are planned.
-        planned: Rounds that are planned.
         expected: Clients that a round expects.
         deployed: Whether noise is drawn on a grid, from a secure source; a simulation's is in floating point.
     """
 
     mode: Literal["central", "local"]
-    delta: float
-    budget: float | None
+    settings: Settings
     noise: float
     clip: float
     reach: float
@@ -77,11 +74,15 @@ class Ledger:
     relation: str
     spending: Spending
     rounds: int
-    planned: int
     expected: int
     deployed: bool = False
     parts: Parts = WHOLE
     together: tuple[str, ...] = ()
+
+    @property
+    def delta(self) -> float:
+        """δ of the guarantee."""
+        return self.settings.dp_delta
 
     def spent(self, rounds: int) -> float:
         """Return ε after so many rounds."""
@@ -126,9 +127,9 @@ class Ledger:
             "epsilon": self.spent(rounds),
             "epsilon_if_cohorts_known": self.spent_if_cohorts_are_known(rounds),
             "delta": self.delta,
-            "budget": self.budget,
+            "budget": self.settings.dp_epsilon,
             "rounds_allowed": self.rounds,
-            "rounds_planned": self.planned,
+            "rounds_planned": self.settings.rounds,
             "noise_multiplier": self.noise,
             "sd": self.parts.by_name(self.sd),
             "clip": self.parts.by_name(self.clip) if math.isfinite(self.clip) else None,
@@ -189,8 +190,7 @@ def open_ledger(
         sensitivity += accountants.grid_of(noise * reach) * math.sqrt(trees.size(payload))
     return Ledger(
         mode=mode,
-        delta=chosen.dp_delta,
-        budget=chosen.dp_epsilon,
+        settings=chosen,
         noise=noise,
         clip=clip,
         reach=reach,
@@ -199,7 +199,6 @@ def open_ledger(
         relation="replace one client" if replaces else "add or remove one client",
         spending=spending,
         rounds=_rounds(chosen, spending, noise),
-        planned=chosen.rounds,
         expected=participation.cohort,
         deployed=deployed,
         parts=parts,
