@@ -1,8 +1,9 @@
 """Run directories and models that older versions wrote: they open, predict, and go on to the numbers of today.
 
 `fixtures/format-1` was written before files had checksums: a run that was stopped after round 3 of 6, the same run
-finished, and a model with its predictions. Numbers are compared with a tolerance, since their last bits depend on the
-processor.
+finished, and a model with its predictions. `fixtures/format-2` was written before stores shared one codec: a run that
+was stopped after round 2 of 4, a model with its predictions, and the state directory of a node that answered two rounds
+under local differential privacy. Numbers are compared with a tolerance, since their last bits depend on the processor.
 """
 
 import json
@@ -17,8 +18,12 @@ import pytest
 
 import priory
 from priory.cli import main
+from priory.deploy.budget import Budget
+from priory.deploy.kept import Kept
+from priory.deploy.node_log import NodeLog
 from priory.records import INDEX, OLD_INDEX
 from priory.store import RunDirectory
+from tests.deploy.conftest import small_charter
 from tests.engine.test_resume import Killed, Killer
 from tests.older import edit_json, edit_manifest
 
@@ -27,13 +32,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::priory.fed.capabilities.AdviceWarning"),  # a few rounds are too few
 ]
 
-FIXTURES = Path(__file__).parent / "fixtures" / "format-1"
+FIXTURES = Path(__file__).parent / "fixtures"
 
 
 @pytest.fixture(autouse=True)
 def _copied(tmp_path, monkeypatch):
     jax.devices()
-    shutil.copytree(FIXTURES, tmp_path / "there")
+    for name in ("format-1", "format-2"):
+        shutil.copytree(FIXTURES / name, tmp_path / "there" if name == "format-1" else tmp_path / "there" / name)
     monkeypatch.chdir(tmp_path / "there")
 
 
@@ -118,3 +124,50 @@ def test_files_of_format_1_can_still_be_edited(capsys):
     assert main(["resume", "whole"]) == 0
     assert os.path.exists("whole/checkpoint/commit.json")
     assert "train 1.5 s" in capsys.readouterr().out
+
+
+def test_a_run_of_format_2_goes_on_to_the_numbers_of_today_and_predicts():
+    assert main(["run", "format-2/run/manifest.toml", "--out", "fresh"]) == 0
+    assert main(["resume", "format-2/run"]) == 0
+    assert_close(numbers("format-2/run"), numbers("fresh"))
+    assert Path("format-2/run/checkpoint/clients", INDEX).exists()
+    assert main(["predict", "format-2/run", "--client", "north", "--data", "new.csv", "--out", "now.csv"]) == 0
+    assert_as_predicted("now.csv")
+
+
+def test_a_model_of_format_2_predicts():
+    assert main(["predict", "format-2/model", "--data", "new.csv", "--out", "now.csv"]) == 0
+    assert_as_predicted("now.csv")
+
+
+def assert_as_predicted(name: str) -> None:
+    """Raises unless a file has the predictions that were made when format 2 was written."""
+    then, now = pd.read_csv("format-2/predictions.csv"), pd.read_csv(name)
+    pd.testing.assert_frame_equal(now[list(then)], then, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("t", [1, 2])
+def test_the_states_of_a_node_of_format_2_are_read_with_their_bits(t):
+    from safetensors.numpy import load_file
+
+    charter = small_charter(priory.PFedBayes(), model="linear", dp="local", dp_noise=30.0, rounds=2)
+    states = Kept(Path("format-2/node"), 0, "run-1", "f2c1f9cedfd7b456")
+    record, generation = states.read(t, charter.record(0))
+    assert generation == t
+    assert states.generations() == [1, 2]
+    written = load_file(states.place / f"state-0000000{t}.safetensors")
+    leaves = jax.tree_util.tree_leaves_with_path(record)
+    assert len(written) == len(leaves) == 10
+    for path, leaf in leaves:
+        np.testing.assert_array_equal(leaf, written[jax.tree_util.keystr(path, simple=True, separator="/")])
+
+
+def test_the_answer_budget_and_log_of_a_node_of_format_2_are_read():
+    states, place = Kept(Path("format-2/node"), 0, "run-1", "f2c1f9cedfd7b456"), Path("format-2/node/client-0")
+    spent = Budget(place, 0).read().runs["run-1"]
+    assert (spent.answers, spent.round, spent.rho) == (2, 1, pytest.approx(2 / 1800))
+    reply = states.read_reply(spent.reply)
+    assert reply.config["round"] == 1
+    assert len(reply.arrays) == 5
+    verdict = NodeLog(place, 0).verify()
+    assert (verdict.holds, verdict.entries) == (True, 2)
