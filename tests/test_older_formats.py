@@ -19,7 +19,7 @@ import pytest
 import priory
 from priory.cli import main
 from priory.deploy.budget import Budget
-from priory.deploy.kept import Kept
+from priory.deploy.client_states import ClientStateStore
 from priory.deploy.node_log import NodeLog
 from priory.records import INDEX, OLD_INDEX
 from priory.store import RunDirectory
@@ -151,7 +151,7 @@ def test_the_states_of_a_node_of_format_2_are_read_with_their_bits(t):
     from safetensors.numpy import load_file
 
     charter = small_charter(priory.PFedBayes(), model="linear", dp="local", dp_noise=30.0, rounds=2)
-    states = Kept(Path("format-2/node"), 0, "run-1", "f2c1f9cedfd7b456")
+    states = ClientStateStore(Path("format-2/node"), 0, "run-1", "f2c1f9cedfd7b456")
     record, generation = states.read(t, charter.record(0))
     assert generation == t
     assert states.generations() == [1, 2]
@@ -163,7 +163,10 @@ def test_the_states_of_a_node_of_format_2_are_read_with_their_bits(t):
 
 
 def test_the_answer_budget_and_log_of_a_node_of_format_2_are_read():
-    states, place = Kept(Path("format-2/node"), 0, "run-1", "f2c1f9cedfd7b456"), Path("format-2/node/client-0")
+    states, place = (
+        ClientStateStore(Path("format-2/node"), 0, "run-1", "f2c1f9cedfd7b456"),
+        Path("format-2/node/client-0"),
+    )
     spent = Budget(place, 0).read().runs["run-1"]
     assert (spent.answers, spent.round, spent.rho) == (2, 1, pytest.approx(2 / 1800))
     reply = states.read_reply(spent.reply)

@@ -1,20 +1,47 @@
-"""Trees of one structure as bytes of one size, and the checksum that a stored record carries.
+"""Trees as arrays and bytes, for every file and message that contains one; nothing is pickled.
 
-A container (the slots of `priory/records.py`) decides where the bytes go and what the checksum covers besides them.
+No structure is written: a reader knows the tree (`like`, of arrays or shapes), and what does not fit it is refused.
+
+    Codec                     stacked trees as rows of one size: records of simulated clients
+    to_arrays, from_arrays    arrays by the paths of the leaves: messages, and what a file contains
+    to_file, from_file        such arrays and texts about them in one file: states of deployed clients, exported models
+    checksum, digest          of a row and whose it is, of a file's arrays and texts; the container stores them
 """
 
+import hashlib
+import json
 import struct
 import zlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
 
+from priory.core.errors import UsageError
+from priory.core.reading import parse_json
+from priory.core.trees import path_of
+
 PyTree = Any
+Tree = TypeVar("Tree")
+Arrays = dict[str, np.ndarray]
+Reason = Literal["keys", "shape", "dtype", "oversized", "garbage"]
+
+
+class DecodeError(UsageError):
+    """Bytes or arrays are not the tree that was expected.
+
+    Attributes:
+        reason: The kind of fault, in one word.
+    """
+
+    def __init__(self, reason: Reason, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
 
 
 class Codec:
-    """Trees with the structure of `like`, their leaves one after another; nothing is pickled.
+    """Trees with the structure of `like`, their leaves one after another.
 
     Attributes:
         size: Bytes of one tree.
@@ -47,6 +74,86 @@ class Codec:
         return jax.tree.unflatten(self._treedef, leaves)
 
 
+def to_arrays(tree: PyTree) -> Arrays:
+    """Return the leaves of a tree by their paths; raise where two of them would share a name."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    names = [path_of(path) for path, _ in leaves]
+    if len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise UsageError(f"Two parts of the message are named {', '.join(twice)}; rename one of them.")
+    return {name: np.asarray(leaf, order="C") for name, (_, leaf) in zip(names, leaves, strict=True)}
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray], like: Tree) -> Tree:
+    """Return the tree of the shapes of `like`; raise `DecodeError` where names, shapes or types differ."""
+    check_names(arrays, like)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: array_at(arrays, path, leaf.shape, leaf.dtype), like)
+
+
+def check_names(parts: Mapping[str, Any], like: PyTree) -> None:
+    """Raise unless the names are those of the leaves of `like`."""
+    names = {path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(like)}
+    if set(parts) != names:
+        missing, extra = sorted(names - set(parts)), sorted(map(str, set(parts) - names))
+        raise DecodeError(
+            "keys",
+            f"The message lacks {_few(missing)} and has {_few(extra)} besides; sender and receiver run different "
+            "methods.",
+        )
+
+
+def array_at(arrays: Mapping[str, np.ndarray], path: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return the array of a path; raise unless it has this shape and type."""
+    array = arrays[path_of(path)]
+    if array.shape != shape or array.dtype != dtype:
+        raise DecodeError(
+            "shape" if array.dtype == dtype else "dtype",
+            f"{path_of(path)} arrived as {array.dtype}{list(array.shape)} where {dtype}{list(shape)} was expected; "
+            "sender and receiver run different models.",
+        )
+    return array
+
+
+def to_file(arrays: Arrays, about: Mapping[str, str] | None = None) -> bytes:
+    """Return arrays, and texts about them, as the bytes of a safetensors file."""
+    from safetensors.numpy import save
+
+    return save(_named(arrays), None if about is None else dict(about))
+
+
+def from_file(raw: bytes) -> tuple[Arrays, dict[str, str]]:
+    """Return the arrays in the bytes of a safetensors file and the texts about them; raise `DecodeError` on others."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        header = parse_json(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+        arrays, about = load(raw), dict(header.get("__metadata__", {}))
+    except (SafetensorError, ValueError, TypeError, AttributeError) as error:
+        raise DecodeError("garbage", str(error)) from None
+    return {"" if name == "." else name: array for name, array in arrays.items()}, about
+
+
 def checksum(body: bytes, *about: int) -> int:
     """Return the CRC-32 of numbers that say whose bytes these are, and of the bytes."""
     return zlib.crc32(body, zlib.crc32(struct.pack(f"<{len(about)}q", *about)))
+
+
+def digest(arrays: Arrays, about: Mapping[str, str]) -> str:
+    """Return the SHA-256 of arrays by name, and of the texts about them."""
+    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode() if about else b"")
+    for name, array in sorted(_named(arrays).items()):
+        found.update(f"{name}{array.dtype.str}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
+
+
+def _named(arrays: Arrays) -> Arrays:
+    """Return the arrays by names that a file can hold: a tree that is one array has no path."""
+    return {name or ".": array for name, array in arrays.items()}
+
+
+def _few(names: list[str], most: int = 5) -> str:
+    """Return the names as a list that stays short, whatever a stranger calls things."""
+    shown = [name[:80] for name in names[:most]]
+    return f"{shown}" if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,4 +1,7 @@
-"""The one exception for what a user can mend."""
+"""The one exception for what a user can correct."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class UsageError(ValueError):
@@ -6,3 +9,12 @@ class UsageError(ValueError):
 
     The command line prints the message as one sentence and exits with code 2.
     """
+
+
+@contextmanager
+def explain_os_errors(problem: str, remedy: str) -> Iterator[None]:
+    """Turn an `OSError` of the block into a `UsageError`, whose sentence is "problem (reason)remedy."."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{problem} ({error.strerror}){remedy}.") from None

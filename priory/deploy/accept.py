@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from priory.core import trees
+from priory.core.codec import DecodeError
 from priory.core.struct import replace
 from priory.deploy import wire
 from priory.deploy.charter import Charter
 from priory.deploy.exchange import Reply, sentence
-from priory.deploy.wire import WireError
 from priory.fed import privacy, screen, visit
 from priory.fed.channel import reference_of
 from priory.fed.method import Message, Method, Task
@@ -74,7 +74,7 @@ def judged(
     try:
         thin = wire.decode(reply.arrays, charter.uplink)
         message = replace(thin, payload=charter.filled(task, down, thin.payload), sender=jnp.int32(client))
-    except WireError as error:
+    except DecodeError as error:
         return Refused(error.reason, str(error))
     found = int(verdict(method, task, down, message, charter.channel, charter.limits))
     if found:

@@ -22,10 +22,10 @@ from priory.deploy import charter as charters
 from priory.deploy import noise, wire
 from priory.deploy.budget import Budget, price_of
 from priory.deploy.charter import Charter
+from priory.deploy.client_states import ClientStateStore, client_directory
 from priory.deploy.examples import Examples
 from priory.deploy.exchange import Reply, Request, digest_of, sentence
 from priory.deploy.journal import LOG
-from priory.deploy.kept import Kept, client_directory
 from priory.deploy.node_log import NodeLog, Outcome
 from priory.engine.export import save_model
 from priory.engine.manifest import version_of
@@ -185,7 +185,7 @@ class Client:
         sums = {} if self._is_private else wire.encode(jax.tree.map(np.asarray, tallies))
         return Reply(self._config(request), sums)
 
-    def _save(self, kept: Kept, posterior: Any, key: Key, rounds: int) -> None:
+    def _save(self, kept: ClientStateStore, posterior: Any, key: Key, rounds: int) -> None:
         """Write the personal model to this client's own directory."""
         text = None if self.charter.settings.models is not None else self.charter.settings.model
         source = Source(self.charter.name, "personalise", text, str(self.number), rounds)
@@ -198,8 +198,8 @@ class Client:
     def _is_private(self) -> bool:
         return privacy.is_private(self.charter.channel)
 
-    def _kept(self, request: Request) -> Kept:
-        return Kept(self._state, self.number, str(request.config.get("run", "")), self.charter.digest)
+    def _kept(self, request: Request) -> ClientStateStore:
+        return ClientStateStore(self._state, self.number, str(request.config.get("run", "")), self.charter.digest)
 
     def _down(self, request: Request) -> Any:
         return wire.decode(request.arrays, {"down": self.charter.contact(self.number).down})["down"]

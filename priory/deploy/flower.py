@@ -21,10 +21,10 @@ from priory.deploy import wire
 from priory.deploy.app_hash import installed_hash
 from priory.deploy.charter import Charter
 from priory.deploy.client import Client
+from priory.deploy.client_states import client_directory
 from priory.deploy.examples import Examples
 from priory.deploy.exchange import Reply, Request, sentence
 from priory.deploy.journal import LOG
-from priory.deploy.kept import client_directory
 from priory.deploy.node_log import NodeLog
 from priory.deploy.server import Operations, Server
 from priory.engine.compilation import keep_compiled

@@ -27,9 +27,9 @@ from priory.deploy import noise, wire
 from priory.deploy.accept import Accepted, Refused, judged
 from priory.deploy.attendance import Attendance, TooFewReplies
 from priory.deploy.charter import Charter
+from priory.deploy.client_states import SECRET, secret_in
 from priory.deploy.exchange import Kind, Link, Reply, Request
 from priory.deploy.journal import Journal
-from priory.deploy.kept import SECRET, secret_in
 from priory.deploy.roster import Roster
 from priory.deploy.scores import Scored, scored
 from priory.engine.clock import Clock

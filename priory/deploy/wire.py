@@ -4,7 +4,7 @@ The receiver knows the structure (`jax.eval_shape` of the verb itself), so only 
 whatever does not fit is refused. Of a `Thin` there travel the bits of its bitmap and, in order, the numbers under it.
 
     pack    a tree → arrays by name          unpack    the arrays → the tree, checked
-    encode  a tree → bytes by name           decode    whatever bytes arrived → the tree, or a `WireError`
+    encode  a tree → bytes by name           decode    whatever bytes arrived → the tree, or a `DecodeError`
 
 The bytes of an array are those of NumPy's `.npy` format, which Flower's records hold too. `decode` believes nothing: it
 compares a header with what is expected before it looks at the numbers, and reserves no memory that a header asks for.
@@ -12,33 +12,19 @@ compares a header with what is expected before it looks at the numbers, and rese
 
 import io
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.tree_util import GetAttrKey, SequenceKey
+from jax.tree_util import GetAttrKey
 from numpy.lib import format as npy
 
 from priory.core import trees
-from priory.core.errors import UsageError
-from priory.core.trees import path_of
+from priory.core.codec import Arrays, DecodeError, array_at, check_names, from_arrays, to_arrays
 from priory.fed.thin import Thin, bitmap_bytes
 
 Tree = TypeVar("Tree")
-Reason = Literal["keys", "shape", "dtype", "oversized", "garbage"]
 HEADER_BYTES = 1024  # more than any array of ours needs, and little for a parser
-
-
-class WireError(UsageError):
-    """What arrived is not what was expected.
-
-    Attributes:
-        reason: The kind of fault, in one word.
-    """
-
-    def __init__(self, reason: Reason, sentence: str) -> None:
-        super().__init__(sentence)
-        self.reason = reason
 
 
 def encode(tree: Any) -> dict[str, bytes]:
@@ -47,11 +33,13 @@ def encode(tree: Any) -> dict[str, bytes]:
 
 
 def decode(parts: Mapping[str, bytes], like: Tree) -> Tree:
-    """The tree of the shape of `like` that was encoded; raises `WireError` on anything else, whatever the bytes are."""
+    """Return the tree of the shape of `like` that was encoded; raise `DecodeError` on anything else, whatever it is."""
     arrived, most = sum(map(len, parts.values())), most_bytes(like)
     if arrived > most:
-        raise WireError("oversized", f"The message has {arrived} bytes where {most} are the most; send what was asked.")
-    _check_names(parts, like)
+        raise DecodeError(
+            "oversized", f"The message has {arrived} bytes where {most} are the most; send what was asked."
+        )
+    check_names(parts, like)
     return unpack({name: from_bytes(name, raw) for name, raw in parts.items()}, like)
 
 
@@ -60,98 +48,69 @@ def most_bytes(like: Any) -> int:
     return trees.num_bytes(like) + HEADER_BYTES * len(jax.tree.leaves(like))
 
 
-def pack(tree: Any) -> dict[str, np.ndarray]:
-    """The leaves of a tree by their paths; raises when two of them would share a name."""
-    squeezed = jax.tree.map(lambda node: _squeeze(node) if _is_thin(node) else node, tree, is_leaf=_is_thin)
-    leaves, _ = jax.tree_util.tree_flatten_with_path(squeezed)
-    packed = {path_of(path): np.asarray(leaf) for path, leaf in leaves}
-    if len(packed) != len(leaves):
-        names = [path_of(path) for path, _ in leaves]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise UsageError(f"Two parts of the message are named {', '.join(twice)}; rename one of them.")
-    return packed
+def pack(tree: Any) -> Arrays:
+    """Return the leaves of a tree by their paths; raise when two of them would share a name."""
+    return to_arrays(jax.tree.map(lambda node: _squeeze(node) if _is_thin(node) else node, tree, is_leaf=_is_thin))
 
 
-def unpack(packed: dict[str, np.ndarray], like: Tree) -> Tree:
-    """The tree of the shape of `like` that was packed; raises when names, shapes or types differ."""
-    _check_names(packed, like)
-    nodes, treedef = jax.tree_util.tree_flatten_with_path(like, is_leaf=_is_thin)
-    return jax.tree.unflatten(treedef, [_restore(packed, path, node) for path, node in nodes])
-
-
-def _check_names(packed: Mapping[str, Any], like: Any) -> None:
-    """Raise unless the names are those of the leaves of `like`."""
-    names = {path_of(path) for path, _ in jax.tree_util.tree_flatten_with_path(like)[0]}
-    if set(packed) != names:
-        missing, extra = sorted(names - set(packed)), sorted(map(str, set(packed) - names))
-        raise WireError(
-            "keys",
-            f"The message lacks {_few(missing)} and has {_few(extra)} besides; sender and receiver run different "
-            "methods.",
-        )
-
-
-def _few(names: list[str], most: int = 5) -> str:
-    """The names as a list that stays short, whatever a stranger calls things."""
-    shown = [name[:80] for name in names[:most]]
-    return f"{shown}" if len(names) <= most else f"{shown} and {len(names) - most} more"
+def unpack(packed: Arrays, like: Tree) -> Tree:
+    """Return the tree of the shape of `like` that was packed; raise when names, shapes or types differ."""
+    check_names(packed, like)
+    shapes = jax.tree_util.tree_map_with_path(
+        lambda path, node: _squeezed_shapes(packed, path, node) if _is_thin(node) else node, like, is_leaf=_is_thin
+    )
+    arrived = from_arrays(packed, shapes)
+    return jax.tree.map(
+        lambda node, squeezed: _spread(node, squeezed) if _is_thin(node) else squeezed, like, arrived, is_leaf=_is_thin
+    )
 
 
 def _squeeze(thin: Thin) -> Thin:
-    """The bitmap as bytes, and the numbers under it in a row."""
+    """Return the bitmap as bytes, and the numbers under it in a row."""
     kept = jax.tree.map(np.asarray, thin.kept)
     values = tuple(jax.tree.map(lambda there, leaf: np.asarray(leaf)[there], kept, tree) for tree in thin.values)
     return Thin(jax.tree.map(lambda there: np.packbits(there.ravel()), kept), values, thin.rest)
 
 
-def _restore(packed: dict[str, np.ndarray], path: Any, node: Any) -> Any:
-    """The leaf or `Thin` at a path."""
-    if not _is_thin(node):
-        return _checked(packed, path, node.shape, node.dtype)
+def _squeezed_shapes(packed: Arrays, path: Any, thin: Thin) -> Thin:
+    """Return the shapes of a squeezed `Thin`, which follow from the bitmaps that arrived."""
 
     def bitmap(below: Any, leaf: Any) -> np.ndarray:
         at = (*path, GetAttrKey("kept"), *below)
-        bytes_ = _checked(packed, at, (bitmap_bytes(leaf.size),), np.dtype("uint8"))
-        return np.unpackbits(bytes_, count=leaf.size).astype(bool).reshape(leaf.shape)
+        return array_at(packed, at, (bitmap_bytes(leaf.size),), np.dtype("uint8"))
 
-    def spread(number: int, below: Any, there: np.ndarray, leaf: Any) -> np.ndarray:
-        at = (*path, GetAttrKey("values"), SequenceKey(number), *below)
-        whole = np.zeros(leaf.shape, leaf.dtype)
-        whole[there] = _checked(packed, at, (int(there.sum()),), leaf.dtype)
-        return whole
+    def row(there: np.ndarray, leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((int(_places(there, leaf).sum()),), leaf.dtype)
 
-    kept = jax.tree_util.tree_map_with_path(bitmap, node.kept)
-    values = tuple(
-        jax.tree_util.tree_map_with_path(lambda below, *leaves, i=i: spread(i, below, *leaves), kept, tree)
-        for i, tree in enumerate(node.values)
-    )
-    rest = jax.tree_util.tree_map_with_path(
-        lambda below, leaf: _checked(packed, (*path, GetAttrKey("rest"), *below), leaf.shape, leaf.dtype), node.rest
-    )
-    return Thin(kept, values, rest)
+    kept = jax.tree_util.tree_map_with_path(bitmap, thin.kept)
+    return Thin(kept, tuple(jax.tree.map(row, kept, tree) for tree in thin.values), thin.rest)
 
 
-def _checked(packed: dict[str, np.ndarray], path: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """The array at a path; raises unless it has this shape and type."""
-    name = path_of(path)
-    got = packed[name]
-    if got.shape != shape or got.dtype != dtype:
-        raise WireError(
-            "shape" if got.dtype == dtype else "dtype",
-            f"{name} arrived as {got.dtype}{list(got.shape)} where {dtype}{list(shape)} was expected; "
-            "sender and receiver run different models.",
-        )
-    return got
+def _spread(thin: Thin, squeezed: Thin) -> Thin:
+    """Return the `Thin` that was squeezed."""
+
+    def whole(there: np.ndarray, leaf: Any, row: np.ndarray) -> np.ndarray:
+        filled = np.zeros(leaf.shape, leaf.dtype)
+        filled[there] = row
+        return filled
+
+    kept = jax.tree.map(_places, squeezed.kept, thin.kept)
+    pairs = zip(thin.values, squeezed.values, strict=True)
+    return Thin(kept, tuple(jax.tree.map(whole, kept, tree, rows) for tree, rows in pairs), squeezed.rest)
+
+
+def _places(bitmap: np.ndarray, leaf: Any) -> np.ndarray:
+    return np.unpackbits(bitmap, count=leaf.size).astype(bool).reshape(leaf.shape)
 
 
 def _to_bytes(array: np.ndarray) -> bytes:
     written = io.BytesIO()
-    npy.write_array(written, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
+    npy.write_array(written, array, version=(1, 0), allow_pickle=False)
     return written.getvalue()
 
 
 def from_bytes(name: str, raw: bytes) -> np.ndarray:
-    """The array that the bytes hold, a view of them; raises `WireError` if they hold none."""
+    """The array that the bytes hold, a view of them; raises `DecodeError` if they hold none."""
     try:
         stream = io.BytesIO(raw[:HEADER_BYTES])
         if npy.read_magic(stream) != (1, 0):
@@ -164,7 +123,7 @@ def from_bytes(name: str, raw: bytes) -> np.ndarray:
         return (body != 0 if dtype == np.bool_ else body.view(dtype)).reshape(shape)
     except Exception as error:  # NumPy's parser of headers raises whatever Python's own parser does
         said = f"{type(error).__name__}: {error}".splitlines()[0][:120]
-        raise WireError("garbage", f"{name[:80]} arrived as {len(raw)} bytes that hold no array ({said}).") from None
+        raise DecodeError("garbage", f"{name[:80]} arrived as {len(raw)} bytes that hold no array ({said}).") from None
 
 
 def _is_thin(node: Any) -> bool:

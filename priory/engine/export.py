@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from priory import methods
-from priory.core.errors import UsageError
+from priory.core import codec
+from priory.core.codec import Arrays, DecodeError
+from priory.core.errors import UsageError, explain_os_errors
 from priory.core.reading import read_bytes
 from priory.core.rng import Key
 from priory.core.sealed import SealError, sealed, unsealed
-from priory.core.trees import path_of
 from priory.data import form as forms
 from priory.data.form import Form
 from priory.engine import manifest
@@ -37,7 +38,7 @@ from priory.records import sync_directory
 
 FORMAT = 1
 DESCRIPTION, WEIGHTS, DRAWS = "model.json", "weights.safetensors", "draws.nc"
-POSTERIOR, PUBLIC, CALIBRATION = "posterior", "public", "calibration"  # what the names of tensors begin with
+POSTERIOR, PUBLIC, CALIBRATION = "posterior", "public", "calibration"  # what the names of arrays begin with
 
 
 def save_model(model: PersonalModel, path: Path | str, draws: int = 0) -> Path:
@@ -51,25 +52,22 @@ def save_model(model: PersonalModel, path: Path | str, draws: int = 0) -> Path:
         raise UsageError(f"{path} exists already and is never overwritten; choose another directory.")
     if draws:
         check_draws(model, draws)
-    from safetensors.numpy import save
-
-    raw = save(_tensors(model))
+    raw = codec.to_file(_arrays(model))
     table = _describe(model, raw)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.mkdir(parents=True)
-        (temporary / WEIGHTS).write_bytes(raw)
-        if draws:
-            model.inference_data(draws).to_netcdf(str(temporary / DRAWS))
-            table["draws"] = {"file": DRAWS, "sha256": hashlib.sha256((temporary / DRAWS).read_bytes()).hexdigest()}
-        (temporary / DESCRIPTION).write_text(sealed(table, indent=2))
-        for file in temporary.iterdir():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
-        temporary.rename(path)
-        sync_directory(path.parent)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}); choose a directory that can.") from None
+        with explain_os_errors(f"{path} cannot be written", "; choose a directory that can"):
+            temporary.mkdir(parents=True)
+            (temporary / WEIGHTS).write_bytes(raw)
+            if draws:
+                model.inference_data(draws).to_netcdf(str(temporary / DRAWS))
+                table["draws"] = {"file": DRAWS, "sha256": hashlib.sha256((temporary / DRAWS).read_bytes()).hexdigest()}
+            (temporary / DESCRIPTION).write_text(sealed(table, indent=2))
+            for file in temporary.iterdir():
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+            temporary.rename(path)
+            sync_directory(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return path
@@ -86,8 +84,6 @@ def load_model(
         trust_code: Import the Python code that the directory names as a model, such as `mynet:make`. Set it only if you
             trust whoever wrote the directory; a network given as `model` needs no trust.
     """
-    from safetensors import SafetensorError
-
     path = Path(path)
     table, raw = _read_description(path), _read(path / WEIGHTS)
     try:
@@ -97,10 +93,10 @@ def load_model(
         if model is None:
             check_trusted({"model": table["task"]["model"]}, path / DESCRIPTION, trust_code)
         return _assembled(path, table, raw, method, model)
+    except DecodeError as error:
+        raise UsageError(f"{path / WEIGHTS} holds no tensors ({error}); export the model again.") from None
     except UsageError:
         raise
-    except SafetensorError as error:
-        raise UsageError(f"{path / WEIGHTS} holds no tensors ({error}); export the model again.") from None
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise UsageError(
             f"{path / DESCRIPTION} does not describe a personal model ({type(error).__name__}: {error}); "
@@ -113,14 +109,10 @@ def is_model(path: Path | str) -> bool:
     return (Path(path) / DESCRIPTION).is_file()
 
 
-def _tensors(model: PersonalModel) -> dict[str, np.ndarray]:
-    """All arrays by name."""
-    tensors = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(model.posterior)}
-    if model.task.public is not None:
-        tensors[PUBLIC] = model.task.public
-    if model.calibration is not None:
-        tensors[CALIBRATION] = model.calibration
-    return {name: np.asarray(leaf, order="C") for name, leaf in tensors.items()}
+def _arrays(model: PersonalModel) -> Arrays:
+    """Return all arrays by name."""
+    parts = {POSTERIOR: model.posterior, PUBLIC: model.task.public, CALIBRATION: model.calibration}
+    return codec.to_arrays({name: part for name, part in parts.items() if part is not None})
 
 
 def _describe(model: PersonalModel, raw: bytes) -> dict[str, Any]:
@@ -156,12 +148,10 @@ def _describe(model: PersonalModel, raw: bytes) -> dict[str, Any]:
 
 def _assembled(path: Path, table: dict[str, Any], raw: bytes, method: Method | None, model: Any) -> PersonalModel:
     """The model from its description and its arrays."""
-    from safetensors.numpy import load
-
     for name, value in (("method", method), ("model", model)):
         if name in table["given"] and value is None:
             raise UsageError(f"The model in {path} was made with a {name} that a file cannot hold; pass {name}= again.")
-    tensors = load(raw)
+    tensors, _ = codec.from_file(raw)
     hyper = dict(table["method"])
     name = str(hyper.pop("name"))
     if method is None:
@@ -211,20 +201,16 @@ def _posterior_shape(method: Method, task: Task, form: Form, verb: Verb) -> Any:
     return jax.eval_shape(made, jax.random.key(0))
 
 
-def _posterior(path: Path, tensors: dict[str, np.ndarray], shape: Any) -> Any:
-    """The tree of that structure whose leaves are the tensors; raises where they do not fit it."""
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(shape)
-    wanted = {_name(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
-    found = {name: leaf for name, leaf in tensors.items() if name not in (PUBLIC, CALIBRATION)}
-    fits = wanted.keys() == found.keys() and all(
-        (found[name].shape, found[name].dtype) == like for name, like in wanted.items()
-    )
-    if not fits:
+def _posterior(path: Path, arrays: Arrays, shape: Any) -> Any:
+    """Return the tree of that structure whose leaves are the arrays; raise where they do not fit it."""
+    own = {name: array for name, array in arrays.items() if name not in (PUBLIC, CALIBRATION)}
+    try:
+        return jax.tree.map(jnp.asarray, codec.from_arrays(own, {POSTERIOR: shape})[POSTERIOR])
+    except DecodeError:
         raise UsageError(
             f"The tensors in {path / WEIGHTS} do not fit the posterior that {path / DESCRIPTION} describes, so another "
             "version wrote them; export the model again."
-        )
-    return jax.tree.unflatten(treedef, [jnp.asarray(found[_name(path)]) for path, _ in leaves])
+        ) from None
 
 
 def _likelihood_table(likelihood: Any) -> dict[str, Any]:
@@ -269,7 +255,3 @@ def _read(file: Path) -> bytes:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{file} cannot be read ({reason}); name a directory that `priory export` wrote.") from None
-
-
-def _name(path: Any) -> str:
-    return "/".join(part for part in (POSTERIOR, path_of(path)) if part)

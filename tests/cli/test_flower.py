@@ -22,10 +22,10 @@ from priory.core.errors import UsageError
 from priory.deploy import charter as charters
 from priory.deploy.app_hash import written_hash
 from priory.deploy.budget import Budget, Price
+from priory.deploy.client_states import ClientStateStore
 from priory.deploy.exchange import Reply, Request
 from priory.deploy.gateway import traffic_of
 from priory.deploy.journal import Journal
-from priory.deploy.kept import Kept
 from priory.deploy.node_keys import fingerprint, read_public
 from priory.deploy.node_log import NodeLog
 from priory.deploy.roster import Roster
@@ -630,7 +630,7 @@ def test_a_status_with_little_in_it_is_told_as_far_as_it_goes(capsys):
 @pytest.fixture
 def state():
     for run in ("run-1", "run-2"):
-        Kept(Path("state"), 3, run, "digest").write({"a": np.ones(2, np.float32)}, 1, 0)
+        ClientStateStore(Path("state"), 3, run, "digest").write({"a": np.ones(2, np.float32)}, 1, 0)
     return Path("state/client-3")
 
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from priory.deploy import wire
 from priory.deploy.client import Client
+from priory.deploy.client_states import ClientStateStore
 from priory.deploy.exchange import Reply, Request
-from priory.deploy.kept import Kept
 from priory.deploy.server import Server
 
 DIES = "server killed "
@@ -348,9 +348,9 @@ class FaultyLink:
         if fault.absent:
             self._away[node] = fault
 
-    def _kept(self, client: int, request: Request) -> Kept:
+    def _kept(self, client: int, request: Request) -> ClientStateStore:
         owner = self._made.client(client)
-        return Kept(owner._state, client, str(request.config["run"]), self._made.charter.digest)
+        return ClientStateStore(owner._state, client, str(request.config["run"]), self._made.charter.digest)
 
     def _committing(self, server: Any, completed: int, *rest: Any) -> None:
         """What the server does to make a round valid, cut short at three points."""

@@ -11,15 +11,15 @@ from priory.core.errors import UsageError
 from priory.core.struct import replace
 from priory.deploy import wire
 from priory.deploy.client import Client
+from priory.deploy.client_states import ClientStateStore, forget
 from priory.deploy.examples import of_client
-from priory.deploy.kept import Kept, forget
 from priory.fed import visit
 from priory.fed.local import Optimiser, Work
 from tests.deploy.conftest import asked, first_broadcast, range_of_squares, small_federation
 
 
-def kept_by(made, client=0) -> Kept:
-    return Kept(made.place / f"node-{client}", client, "run-1", made.charter.digest)
+def kept_by(made, client=0) -> ClientStateStore:
+    return ClientStateStore(made.place / f"node-{client}", client, "run-1", made.charter.digest)
 
 
 def changed_rows(made, **changed) -> Client:
@@ -283,7 +283,7 @@ def test_asked_twice_at_once_a_private_client_gives_one_answer(private):
 def test_a_private_client_killed_before_it_stored_its_answer_gives_one_later(private, monkeypatch):
     client = private.client(0)
     with monkeypatch.context() as patch:
-        patch.setattr(Kept, "write_reply", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(ClientStateStore, "write_reply", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             client.answer(asked(private.charter))
     assert private.client(0).answer(asked(private.charter)).arrays
@@ -338,7 +338,7 @@ def test_which_rounds_have_a_state_does_not_depend_on_the_rows_under_privacy(dep
         client = Client(made.charter, 0, lambda rows=rows: rows, made.place / name)
         down = jax.tree.map(lambda leaf: np.full_like(leaf, 1e30), first_broadcast(made.charter))
         client.answer(asked(made.charter, down=down, uploads=uploads))
-        kept.append(Kept(made.place / name, 0, "run-1", made.charter.digest).generations())
+        kept.append(ClientStateStore(made.place / name, 0, "run-1", made.charter.digest).generations())
     assert kept[0] == kept[1] == [1]
 
 

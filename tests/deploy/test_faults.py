@@ -13,8 +13,8 @@ import pytest
 
 from priory.core import trees
 from priory.deploy import attendance
+from priory.deploy.client_states import ClientStateStore
 from priory.deploy.journal import read_events
-from priory.deploy.kept import Kept
 from priory.deploy.loopback import Loopback
 from priory.store import RunDirectory
 from tests.deploy import faults
@@ -104,7 +104,7 @@ def check_states(made, server, link, tmp_path):
 
 
 def kept_by(client, server):
-    return Kept(client._state, client.number, server.run, client.charter.digest)
+    return ClientStateStore(client._state, client.number, server.run, client.charter.digest)
 
 
 def check_server(made, server, link, mode, tmp_path):

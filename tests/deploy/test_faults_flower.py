@@ -22,8 +22,8 @@ from priory.deploy import charter as charters
 from priory.deploy import examples
 from priory.deploy.app import write_app
 from priory.deploy.client import Client
+from priory.deploy.client_states import ClientStateStore
 from priory.deploy.journal import read_events, read_status
-from priory.deploy.kept import Kept
 from priory.deploy.processes import Fleet
 from priory.store import Checkpoint, RunDirectory
 from tests.deploy.conftest import small_charter, small_federation
@@ -223,7 +223,7 @@ class Federation:
         """The state that a client has kept, whole and its own, and after how many rounds."""
         owner = Client(self.charter, client, lambda: None, self.states[client])
         run = RunDirectory(self.out).committed()["run"]
-        return Kept(self.states[client], client, run, self.charter.digest).read(ROUNDS, owner._blank)
+        return ClientStateStore(self.states[client], client, run, self.charter.digest).read(ROUNDS, owner._blank)
 
 
 @pytest.fixture

@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import priory
+from priory.core.codec import DecodeError
 from priory.core.errors import UsageError
 from priory.deploy import charter as charters
-from priory.deploy import examples, kept, wire
+from priory.deploy import client_states, examples, wire
+from priory.deploy.client_states import ClientStateStore
 from priory.deploy.flower import configured
 from priory.deploy.journal import read_events, read_status
-from priory.deploy.kept import Kept
 from priory.deploy.loopback import Loopback
 from priory.deploy.roster import Roster
 from priory.deploy.server import Operations, Server
-from priory.deploy.wire import WireError
 from priory.fed.method import Message
 from priory.fed.thin import Thin
 from priory.methods import get
@@ -98,7 +98,7 @@ def fits_or_is_refused(parts):
         warnings.simplefilter("ignore")
         try:
             found = wire.decode(parts, LIKE)
-        except WireError as error:
+        except DecodeError as error:
             refused = error
             found = None
     if found is None:
@@ -146,11 +146,11 @@ def test_a_header_of_any_kind_is_refused_or_fits(dtype, shape, fortran, body):
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
     """The states of a client, with a bare place to damage a copy of them in."""
-    one = Kept(tmp_path_factory.mktemp("state"), 0, "run", "digest")
+    one = ClientStateStore(tmp_path_factory.mktemp("state"), 0, "run", "digest")
     record = {"joined": np.asarray(True), "mean": np.ones((3, 2), np.float32), "": np.zeros(0, np.int8)}
     like = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, record))
     one.write(record, 1, 0)
-    kept.secret_in(one.place / "secret")
+    client_states.secret_in(one.place / "secret")
     return one, like, {path.name: path.read_bytes() for path in one.place.iterdir()}
 
 
@@ -164,7 +164,7 @@ def test_a_mutated_state_is_refused_or_whole(state, name, mutate):
         assert generation == 1
         np.testing.assert_array_equal(found["mean"], np.ones((3, 2)))
     with contextlib.suppress(UsageError):
-        kept.secret_in(one.place / "secret")
+        client_states.secret_in(one.place / "secret")
     (one.place / name).write_bytes(files[name])
 
 
@@ -173,7 +173,7 @@ def test_a_mutated_state_is_refused_or_whole(state, name, mutate):
 @example("0" * 32)
 def test_a_secret_of_any_kind_is_a_key_or_refused(text):
     with contextlib.suppress(UsageError):
-        kept.secret_key(text)
+        client_states.secret_key(text)
 
 
 # What a server and an app keep.

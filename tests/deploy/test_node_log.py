@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from priory.core.errors import UsageError
 from priory.deploy import node_log, wire
 from priory.deploy.client import Client
+from priory.deploy.client_states import forget
 from priory.deploy.exchange import ABOUT, Reply, Request, content_of
-from priory.deploy.kept import forget
 from priory.deploy.node_log import BLOCK, NAME, NodeLog, entry_of, start_of, verdict_on
 from tests.deploy.conftest import asked
 from tests.deploy.test_client import changed_rows

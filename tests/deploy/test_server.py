@@ -18,9 +18,9 @@ from priory.deploy import attendance, wire
 from priory.deploy import charter as charters
 from priory.deploy import server as serving
 from priory.deploy.attendance import TooFewReplies
+from priory.deploy.client_states import ClientStateStore
 from priory.deploy.exchange import Reply, Request
 from priory.deploy.journal import Journal, read_events, read_status
-from priory.deploy.kept import Kept
 from priory.deploy.loopback import Loopback
 from priory.deploy.roster import Roster
 from priory.deploy.server import _draw
@@ -84,7 +84,7 @@ def kept(made, run: str) -> dict[str, bytes]:
     """The states of all clients."""
     found = {}
     for number in range(made.charter.question.num_clients):
-        place = Kept(made.place / f"node-{number}", number, run, made.charter.digest).place
+        place = ClientStateStore(made.place / f"node-{number}", number, run, made.charter.digest).place
         found |= {f"{number}/{path.name}": path.read_bytes() for path in sorted(place.glob("state-*"))}
     return found
 

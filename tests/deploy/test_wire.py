@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from priory.core.codec import DecodeError
 from priory.core.errors import UsageError
-from priory.deploy.wire import WireError, decode, encode, most_bytes, pack, unpack
+from priory.deploy.wire import decode, encode, most_bytes, pack, unpack
 from priory.fed import thin
 from priory.fed.method import Message
 from priory.fed.thin import Thin
@@ -178,13 +179,13 @@ FLOATS = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)}"
     ids=lambda value: value if isinstance(value, str) and value.isalpha() else "",
 )
 def test_what_was_not_asked_for_is_refused_with_a_reason(changed, reason, sentence):
-    with pytest.raises(WireError, match=sentence) as caught:
+    with pytest.raises(DecodeError, match=sentence) as caught:
         decode(GOOD | changed, LIKE)
     assert caught.value.reason == reason
 
 
 def test_a_missing_part_is_refused_by_name():
-    with pytest.raises(WireError, match=r"lacks \['b'\] and has \[\] besides"):
+    with pytest.raises(DecodeError, match=r"lacks \['b'\] and has \[\] besides"):
         decode({"a": GOOD["a"]}, LIKE)
 
 
@@ -194,7 +195,7 @@ def test_a_pickle_among_the_arrays_is_never_run(tmp_path):
             return (tmp_path.joinpath("sprung").touch, ())
 
     for raw in (pickle.dumps(Trap()), npy(np.array([Trap()], object), allow_pickle=True)):
-        with pytest.raises(WireError, match="that hold no array"):
+        with pytest.raises(DecodeError, match="that hold no array"):
             decode(GOOD | {"a": raw}, LIKE)
     assert not (tmp_path / "sprung").exists()
 
@@ -203,7 +204,7 @@ def test_a_pickle_among_the_arrays_is_never_run(tmp_path):
 def test_a_header_that_claims_many_numbers_reserves_no_memory(shape):
     raw = header(FLOATS.replace("(2, 3)", shape), bytes(24))
     tracemalloc.start()
-    with pytest.raises(WireError) as caught:
+    with pytest.raises(DecodeError) as caught:
         decode(GOOD | {"a": raw}, LIKE)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -214,7 +215,7 @@ def test_a_header_that_claims_many_numbers_reserves_no_memory(shape):
 def test_a_bitmap_with_more_bits_than_numbers_is_refused():
     message = thin_message(np.arange(11) < 3)
     parts = encode(message) | {"payload/kept/a": npy(np.full(2, 255, np.uint8))}
-    with pytest.raises(WireError, match=r"payload/values/0/a arrived as float32\[3\] where float32\[10\]"):
+    with pytest.raises(DecodeError, match=r"payload/values/0/a arrived as float32\[3\] where float32\[10\]"):
         decode(parts, jax.eval_shape(lambda: message))
 
 
@@ -231,7 +232,7 @@ def test_the_padding_of_a_bitmap_means_nothing():
     ids=["one long", "many", "with control characters"],
 )
 def test_what_a_stranger_calls_things_is_told_in_a_short_line(changed):
-    with pytest.raises(WireError) as caught:
+    with pytest.raises(DecodeError) as caught:
         decode(GOOD | changed, LIKE)
     assert len(str(caught.value)) < 3000
     assert str(caught.value).isprintable()

@@ -11,7 +11,7 @@ from priory.cli import flags
 from priory.cli.flags import Flag
 from priory.core.errors import UsageError
 from priory.deploy.budget import Book, Budget
-from priory.deploy.kept import client_directory
+from priory.deploy.client_states import client_directory
 
 TEXT = (
     "Show what a client's answers under differential privacy have cost over all runs, and set the total that its owner "

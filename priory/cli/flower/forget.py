@@ -7,7 +7,7 @@ from priory import report
 from priory.cli import flags
 from priory.cli.flags import Flag
 from priory.core.errors import UsageError
-from priory.deploy import kept
+from priory.deploy import client_states
 
 TEXT = (
     "Delete what a client keeps on this machine, of one run or of all: the states of its posterior, its personal "
@@ -25,7 +25,7 @@ def forget(argv: Sequence[str]) -> int:
     groups = {"forget": flags.group("forget", "", [DIRECTORY, CLIENT, RUN, YES])}
     values = flags.parse(groups, argv, "priory flower forget", TEXT)["forget"]
     directory, client, run = Path(values["directory"]), values["client"], values["run"]
-    place = kept.client_directory(directory, client) / (run or "")
+    place = client_states.client_directory(directory, client) / (run or "")
     if not values["yes"] and place.is_dir():
         try:
             said = input(f"Delete {place} with all that is in it? [y/N] ")
@@ -34,6 +34,6 @@ def forget(argv: Sequence[str]) -> int:
         if said.strip().lower() not in ("y", "yes"):
             report.console().print("nothing was deleted")
             return 0
-    gone = kept.forget(directory, client, run)
+    gone = client_states.forget(directory, client, run)
     report.say(f"{len(gone)} files of client {client} deleted")
     return 0

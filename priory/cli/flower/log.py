@@ -10,7 +10,7 @@ from priory.cli import flags
 from priory.cli.flags import Flag
 from priory.core.errors import UsageError
 from priory.core.text import one_line
-from priory.deploy.kept import client_directory
+from priory.deploy.client_states import client_directory
 from priory.deploy.node_log import HASH, NAME, REPAIR, NodeLog, Verdict
 
 USAGE = """usage: priory flower log verify DIR [--client N] [--head HASH]

@@ -1,4 +1,4 @@
-"""What a client keeps between rounds, in a directory of its own on its own machine.
+"""The state of a client between rounds, in a directory of its own on its own machine.
 
     STATE/client-3/RUN/state-00000004.safetensors    its record after four rounds: posterior, and the channel's memory
     STATE/client-3/RUN/answer-1f….safetensors        under differential privacy, its last answer with the noise on it
@@ -6,12 +6,11 @@
 
 A file is replaced atomically and says what it is: client, run, charter, generation (how many rounds had been done) and
 the generation that it came from. The newest two are kept. A request for round t starts from the newest generation
-that is not after t, so that a round asked twice gives the same answer. Nothing is pickled.
+that is not after t, so that a round asked twice gives the same answer.
 """
 
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
@@ -23,22 +22,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from priory.core.errors import UsageError
+from priory.core import codec
+from priory.core.errors import UsageError, explain_os_errors
 from priory.core.reading import parse_json, read_bytes
 from priory.core.rng import Key
 from priory.deploy.exchange import Reply
-from priory.deploy.wire import pack, unpack
 from priory.records import sync_directory
 from priory.store import private_directory, write_atomically
 
 NAME = re.compile(r"state-(\d{8})\.safetensors")
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SECRET, MODEL = "secret", "model"
-CHECKSUM = "checksum"  # of everything in a file
+CHECKSUM, OLD_CHECKSUM = "checksum", "sha256"  # of everything in a file; in older files, of the arrays alone
 
 
 @dataclass(frozen=True)
-class Kept:
+class ClientStateStore:
     """The states of one client in one run.
 
     Attributes:
@@ -59,7 +58,7 @@ class Kept:
 
     @property
     def place(self) -> Path:
-        """The directory of this run."""
+        """Directory of this run."""
         return client_directory(self.directory, self.client) / self.run
 
     @property
@@ -89,20 +88,16 @@ class Kept:
         return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like), 0
 
     def write(self, record: Any, generation: int, came_from: int) -> None:
-        """Put a record down and drop all but it and the one that it came from."""
-        from safetensors.numpy import save
-
-        packed = {name or ".": np.asarray(array, order="C") for name, array in pack(record).items()}
-        told = {**self._identity(), "generation": str(generation), "came_from": str(came_from)}
-        try:
+        """Write a record, and delete all but it and the one that it came from."""
+        arrays = codec.to_arrays(record)
+        about = {**self._identity(), "generation": str(generation), "came_from": str(came_from)}
+        with explain_os_errors(
+            f"Client {self.client} cannot keep its state in {self.place}",
+            "; make room, and the next round goes on from the last state",
+        ):
             self.make_place()
-            raw = save(packed, {**told, CHECKSUM: _checksum(packed, told)})
+            raw = codec.to_file(arrays, {**about, CHECKSUM: codec.digest(arrays, about)})
             write_atomically(self._path(generation), raw, mode=0o600)
-        except OSError as error:
-            raise UsageError(
-                f"Client {self.client} cannot keep its state in {self.place} ({error.strerror}); make room, and the "
-                "next round goes on from the last state."
-            ) from None
         for old in set(self.generations()) - {generation, came_from}:
             self._path(old).unlink(missing_ok=True)
 
@@ -113,70 +108,53 @@ class Kept:
 
     def write_reply(self, reply: Reply) -> str:
         """Store an answer under differential privacy before it leaves; return its digest."""
-        from safetensors.numpy import save
-
         arrays = {name: np.frombuffer(raw, np.uint8) for name, raw in reply.arrays.items()}
-        raw = save(arrays, {"config": json.dumps(dict(reply.config))})
+        raw = codec.to_file(arrays, {"config": json.dumps(dict(reply.config))})
         digest = hashlib.sha256(raw).hexdigest()
-        try:
+        with explain_os_errors(
+            f"Client {self.client} cannot store its answer in {self.place}",
+            "; make room, and it answers when it is asked again",
+        ):
             self.make_place()
-            path = self._reply(digest)
-            write_atomically(path, raw, mode=0o600)
-        except OSError as error:
-            raise UsageError(
-                f"Client {self.client} cannot store its answer in {self.place} ({error.strerror}); make room, and it "
-                "answers when it is asked again."
-            ) from None
+            write_atomically(self._reply(digest), raw, mode=0o600)
         return digest
 
     def read_reply(self, digest: str) -> Reply:
         """Return the answer of a digest, and delete all others; raise if it was deleted or damaged."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-
         path = self._reply(digest)
         try:
             raw = read_bytes(path)
             if hashlib.sha256(raw).hexdigest() != digest:
                 raise ValueError
-            length = int.from_bytes(raw[:8], "little")
-            config = parse_json(parse_json(raw[8 : 8 + length])["__metadata__"]["config"])
-            arrays = {name: array.tobytes() for name, array in load(raw).items()}
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+            arrays, about = codec.from_file(raw)
+        except (OSError, ValueError):
             raise UsageError(
                 f"The answer that client {self.client} gave is no longer in {self.place}, and its privacy allows one; "
                 "go on with the next round."
             ) from None
         for other in set(self.place.glob("answer-*.safetensors")) - {path}:
             other.unlink(missing_ok=True)
-        return Reply(config, arrays)
+        return Reply(parse_json(about["config"]), {name: array.tobytes() for name, array in arrays.items()})
 
     def _load(self, generation: int, like: Any) -> tuple[Any, int]:
-        """The record of a generation, and the generation that it came from."""
-        from safetensors import SafetensorError, safe_open
-
+        """Return the record of a generation, and the generation that it came from."""
         path = self._path(generation)
         try:
-            with safe_open(path, framework="numpy") as file:
-                told = dict(file.metadata() or {})
-                packed = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
-            if CHECKSUM in told:
-                whole = told.pop(CHECKSUM) == _checksum(packed, told)
-            else:  # of an older version, whose checksum covered the arrays alone
-                whole = told["sha256"] == _checksum(packed, {})
-            whole = whole and told["generation"] == str(generation)
-            came_from = int(told["came_from"])
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError):
-            whole = False
-        if not whole:
+            arrays, about = codec.from_file(read_bytes(path))
+            claimed = about.pop(CHECKSUM, None)
+            whole = codec.digest(arrays, about if claimed else {}) == (claimed or about[OLD_CHECKSUM])
+            if not whole or about["generation"] != str(generation):
+                raise ValueError
+            came_from = int(about["came_from"])
+        except (OSError, KeyError, ValueError):
             raise UsageError(
                 f"{path} is damaged, so the client's state is lost; `priory flower forget` it to start again."
-            )
-        if any(told.get(name) != value for name, value in self._identity().items()):
+            ) from None
+        if any(about.get(name) != value for name, value in self._identity().items()):
             raise UsageError(
                 f"{path} belongs to another client or federation; name another state directory, or forget it."
             )
-        return unpack({"" if name == "." else name: array for name, array in packed.items()}, like), came_from
+        return codec.from_arrays(arrays, like), came_from
 
     def _identity(self) -> dict[str, str]:
         return {"client": str(self.client), "run": self.run, "charter": self.digest}
@@ -189,22 +167,12 @@ class Kept:
 
 
 def secret_in(path: Path) -> Key:
-    """The key in a file that nobody but its owner can read; drawn when it is first asked for."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    """Return the key in a file that only its owner can read, which is drawn if there is none."""
+    with explain_os_errors(f"{path} can be neither read nor written", "; make it so, and go on"):
         if not path.exists():
             private_directory(path.parent, ours=False)
-            draft.touch(mode=0o600)  # before anything is in it
-            with draft.open("w") as handle:
-                handle.write(secrets.token_hex(16) + "\n")
-                handle.flush()
-                os.fsync(handle.fileno())
-            draft.replace(path)
-            sync_directory(path.parent)
+            write_atomically(path, secrets.token_hex(16) + "\n", mode=0o600)
         return secret_key(path.read_text(errors="replace"))
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise UsageError(f"{path} can be neither read nor written ({error.strerror}); make it so, and go on.") from None
 
 
 def secret_key(text: str) -> Key:
@@ -241,12 +209,3 @@ def forget(directory: Path, client: int, run: str | None = None) -> list[Path]:
         place.rmdir()
     sync_directory(place if place.exists() else place.parent)
     return gone
-
-
-def _checksum(packed: dict[str, np.ndarray], told: dict[str, str]) -> str:
-    """The SHA-256 of arrays by name, and of what a file says of them."""
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode() if told else b"")
-    for name in sorted(packed):
-        digest.update(f"{name}{packed[name].dtype.str}{packed[name].shape}".encode())
-        digest.update(np.ascontiguousarray(packed[name]).data)
-    return digest.hexdigest()

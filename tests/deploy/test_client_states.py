@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from priory.core.errors import UsageError
-from priory.deploy import kept as keeping
+from priory.deploy import client_states
+from priory.deploy.client_states import ClientStateStore, forget, secret_in, secret_key
 from priory.deploy.exchange import Reply
-from priory.deploy.kept import Kept, forget, secret_in, secret_key
 
 
 def record(value):
@@ -28,8 +28,8 @@ LIKE = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, record(0)))
 
 
 @pytest.fixture
-def kept(tmp_path) -> Kept:
-    return Kept(tmp_path, 3, "run-1", "digest")
+def kept(tmp_path) -> ClientStateStore:
+    return ClientStateStore(tmp_path, 3, "run-1", "digest")
 
 
 def after(kept, *generations):
@@ -89,7 +89,7 @@ def test_a_crash_before_the_rename_loses_nothing(kept):
 def test_a_crash_before_old_states_are_dropped_loses_nothing(kept, monkeypatch):
     after(kept, 1, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(Kept, "generations", lambda self: [])
+        patch.setattr(ClientStateStore, "generations", lambda self: [])
         kept.write(record(3), 3, 2)
     assert kept.generations() == [1, 2, 3]
     assert (value(kept, 2), value(kept, 3)) == (2, 3)
@@ -111,7 +111,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_state(kept, monkeypatch, call):
 def test_a_directory_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "client-0").write_text("a file")
     with pytest.raises(UsageError, match="Client 0 cannot keep its state"):
-        Kept(tmp_path, 0, "run", "digest").write(record(1), 1, 0)
+        ClientStateStore(tmp_path, 0, "run", "digest").write(record(1), 1, 0)
 
 
 def test_a_server_that_went_back_too_far_is_refused(kept):
@@ -132,7 +132,7 @@ def test_a_server_may_go_back_to_before_a_client_joined(kept):
 )
 def test_a_state_of_somebody_else_is_refused(kept, other):
     after(kept, 1)
-    theirs = Kept(**{**vars(kept), **other})
+    theirs = ClientStateStore(**{**vars(kept), **other})
     if theirs.place != kept.place:
         theirs.place.mkdir(parents=True)
         (theirs.place / "state-00000001.safetensors").write_bytes(
@@ -204,7 +204,7 @@ def test_a_state_that_is_one_array_is_kept(kept):
 @pytest.mark.parametrize("run", ["", "..", "../x", "a/b", "/etc", ".hidden", "a" * 101, "a\nb"])
 def test_a_run_whose_name_would_leave_the_directory_is_refused(tmp_path, run):
     with pytest.raises(UsageError, match="is no name of a run"):
-        Kept(tmp_path, 0, run, "digest")
+        ClientStateStore(tmp_path, 0, run, "digest")
     (tmp_path / "client-0").mkdir()
     if run:
         with pytest.raises(UsageError, match="nothing to forget"):
@@ -261,7 +261,7 @@ def test_a_secret_that_cannot_be_written_is_told(kept, monkeypatch):
 
 def test_forgetting_deletes_one_run_and_says_what(kept, tmp_path):
     after(kept, 1, 2)
-    other = after(Kept(tmp_path, 3, "run-2", "digest"), 1)
+    other = after(ClientStateStore(tmp_path, 3, "run-2", "digest"), 1)
     assert [path.name for path in forget(tmp_path, 3, "run-1")] == [f"state-0000000{t}.safetensors" for t in (1, 2)]
     assert not kept.place.exists()
     assert other.generations() == [1]
@@ -269,9 +269,9 @@ def test_forgetting_deletes_one_run_and_says_what(kept, tmp_path):
 
 def test_forgetting_deletes_all_runs_of_a_client_and_of_no_other(kept, tmp_path):
     after(kept, 1)
-    other = after(Kept(tmp_path, 4, "run-1", "digest"), 1)
+    other = after(ClientStateStore(tmp_path, 4, "run-1", "digest"), 1)
     assert sorted(path.name for path in forget(tmp_path, 3)) == ["state-00000001.safetensors"]
-    assert not keeping.client_directory(tmp_path, 3).exists()
+    assert not client_states.client_directory(tmp_path, 3).exists()
     assert other.generations() == [1]
 
 
@@ -281,7 +281,7 @@ def test_there_is_nothing_to_forget_of_a_client_that_keeps_nothing(tmp_path):
 
 
 def test_what_a_client_keeps_is_for_its_owner_alone(tmp_path, open_umask):
-    kept = Kept(tmp_path / "state", 3, "run-1", "digest")
+    kept = ClientStateStore(tmp_path / "state", 3, "run-1", "digest")
     after(kept, 1)
     kept.write_reply(Reply({}, {"x": b"1"}))
     modes = {path.name.split("-")[0]: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state").rglob("*")}
@@ -294,6 +294,6 @@ def test_open_directories_of_a_client_are_closed_and_the_one_that_its_owner_made
     (state / "client-3" / "run-1").mkdir(parents=True)
     for place in (state, state / "client-3", state / "client-3" / "run-1"):
         place.chmod(0o755)
-    after(Kept(state, 3, "run-1", "digest"), 1)
+    after(ClientStateStore(state, 3, "run-1", "digest"), 1)
     places = (state, state / "client-3", state / "client-3" / "run-1")
     assert [stat.S_IMODE(place.stat().st_mode) for place in places] == [0o755, 0o700, 0o700]
