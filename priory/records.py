@@ -23,6 +23,7 @@ import numpy as np
 
 from priory.core.codec import Codec, checksum
 from priory.core.errors import UsageError
+from priory.core.files import sync_directory, write_all
 
 PyTree = Any
 RECORDS, INDEX, OLD_INDEX = "records.bin", "index.bin", "generations.bin"
@@ -231,22 +232,6 @@ def gone(path: Path) -> UsageError:
         f"{path} was deleted, cut or replaced while the run was writing it, so it cannot be kept; start it again in "
         "another directory."
     )
-
-
-def sync_directory(path: Path) -> None:
-    """Return when the names in a directory are on the disk; a renamed file may else come back under its old name."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_all(handle: int, raw: bytes, offset: int) -> None:
-    """Write all of the bytes at an offset of an open file."""
-    while raw:
-        written = os.pwrite(handle, raw, offset)
-        raw, offset = raw[written:], offset + written
 
 
 def _open_sized(path: Path, size: int, is_new: bool) -> int:

@@ -5,15 +5,12 @@ checksum, or another file has its own: `priory/core/sealed.py` for JSON and the 
 `summary.json` for `metrics.jsonl`. There is no pickle anywhere.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +18,22 @@ import jax
 import numpy as np
 import tomli_w
 
-from priory.core.errors import UsageError
+from priory.core.errors import UsageError, explain_os_errors
+from priory.core.files import check_writable, write_all, write_atomically
 from priory.core.reading import parse_json, parse_toml, read_bytes
 from priory.core.sealed import is_as_written, sealed, sealed_lines, unsealed
-from priory.records import RecordStore, gone, missing_file, sync_directory, write_all
+from priory.records import RecordStore, gone, missing_file
 
 PyTree = Any
-TRACKED = ("wandb", "mlruns")  # directories of trackers, which make links
-WRITTEN = (".json", ".jsonl", ".toml", ".bin", ".html", ".lock", ".log", ".db")  # endings of files that Priory writes
+CLIENTS, ARCHITECTURES, UNCERTAINTY = "clients.json", "architectures.json", "uncertainty.json"
+CERTIFICATES, TRACKED = "certificates.json", "track.json"
+REMEDIES = {  # how to get a damaged file again after it was deleted
+    CLIENTS: "summary.json and resume the run",
+    ARCHITECTURES: "resume the run",
+    UNCERTAINTY: "ask for it again",
+    CERTIFICATES: "ask for it again",
+    TRACKED: "send the run again",
+}
 METRICS_BYTES, METRICS_SHA256 = "metrics_bytes", "metrics_sha256"  # of what a commit or a summary counts
 
 
@@ -138,13 +143,9 @@ class RunDirectory:
     def create(self, manifest: dict[str, Any]) -> None:
         """Make the directory and write the manifest; a directory that holds a run already is left alone."""
         self.check_free()
-        try:
+        with explain_os_errors(f"out={str(self.path)!r} cannot be written", "; choose a directory that can"):
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.path / "manifest.toml", sealed_lines(tomli_w.dumps(manifest)))
-        except OSError as error:
-            raise UsageError(
-                f"out={str(self.path)!r} cannot be written ({error.strerror}); choose a directory that can."
-            ) from None
 
     def manifest(self) -> dict[str, Any]:
         """The settings of the run."""
@@ -243,48 +244,24 @@ class RunDirectory:
         if written and (written != length or digest.hexdigest() != _sha256_of(path)):
             raise gone(path)
         counted = {METRICS_BYTES: length, METRICS_SHA256: self.metrics_sha256(length)}
-        write_atomically(self.path / "clients.json", sealed(per_client))
-        write_atomically(self.path / "summary.json", sealed({**summary, **counted}, indent=2))
+        self.write(CLIENTS, per_client)
+        self.write("summary.json", {**summary, **counted}, indent=2)
 
     def committed(self) -> dict[str, Any]:
         """What the last commit holds beside the states; empty before the first."""
         return _read_commit(self.checkpoint / "commit.json").get("extra", {})
 
-    def write_architectures(self, table: dict[str, Any]) -> None:
-        """Write `architectures.json`: scores by model, and what the same clients reach alone."""
-        write_atomically(self.path / "architectures.json", sealed(table, indent=2))
+    def write(self, name: str, table: dict[str, Any], indent: int | None = None) -> None:
+        """Write one of the JSON files that are not part of a commit."""
+        write_atomically(self.path / name, sealed(table, indent))
 
-    def architectures(self) -> dict[str, Any] | None:
-        """What `write_architectures` wrote, if it did."""
-        return self._json("architectures.json")
-
-    def write_uncertainty(self, table: dict[str, Any]) -> None:
-        """Write `uncertainty.json`: what the models know and do not know."""
-        write_atomically(self.path / "uncertainty.json", sealed(table))
-
-    def uncertainty(self) -> dict[str, Any] | None:
-        """What `write_uncertainty` wrote, if it did."""
-        return self._json("uncertainty.json", "ask for it again")
-
-    def write_tracked(self, names: dict[str, str]) -> None:
-        """Write `track.json`: what the tools call this run that its metrics are sent to."""
-        write_atomically(self.path / "track.json", sealed(names))
-
-    def tracked(self) -> dict[str, Any]:
-        """What `write_tracked` wrote; empty before."""
-        return self._json("track.json", "send the run again") or {}
-
-    def write_certificates(self, table: dict[str, Any]) -> None:
-        """Write `certificates.json`: bounds on the errors of newcomers."""
-        write_atomically(self.path / "certificates.json", sealed(table, indent=2))
-
-    def certificates(self) -> dict[str, Any] | None:
-        """What `write_certificates` wrote, if it did."""
-        return self._json("certificates.json", "ask for it again")
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Return the contents of such a file; None where there is none."""
+        return _read_json(self.path / name, REMEDIES[name])
 
     def per_client(self) -> dict[str, Any]:
         """The scores of each client."""
-        return self._json("clients.json", "summary.json and resume the run") or {}
+        return self.read(CLIENTS) or {}
 
     def summary(self) -> dict[str, Any] | None:
         """What the run ended with, or None before its end."""
@@ -292,10 +269,11 @@ class RunDirectory:
         return table and {name: value for name, value in table.items() if name not in (METRICS_BYTES, METRICS_SHA256)}
 
     def _results(self) -> dict[str, Any] | None:
-        """The contents of `summary.json`."""
-        found = self._json("summary.json", needed=("rounds", "communication", "seconds", "extra"))
+        """Return the contents of `summary.json`."""
+        path = self.path / "summary.json"
+        found = _read_json(path, "resume the run", needed=("rounds", "communication", "seconds", "extra"))
         if found is not None and not _counts_metrics({METRICS_BYTES: 0, **found}):
-            raise UsageError(f"{self.path / 'summary.json'} is damaged; delete it and resume the run.")
+            raise UsageError(f"{path} is damaged; delete it and resume the run.")
         return found
 
     def _hash(self, length: int) -> Any:
@@ -306,16 +284,6 @@ class RunDirectory:
             digest = hashlib.sha256(path.read_bytes()[:length] if length else b"")
             self._hashed = length, digest
         return digest
-
-    def _json(self, name: str, remedy: str = "resume the run", needed: tuple[str, ...] = ()) -> dict[str, Any] | None:
-        path = self.path / name
-        try:
-            table = unsealed(read_bytes(path)) if path.exists() else None
-            if table is not None and not (isinstance(table, dict) and table.keys() >= set(needed)):
-                raise ValueError
-        except ValueError:
-            raise UsageError(f"{path} is damaged; delete it and {remedy}.") from None
-        return table
 
 
 class TrialDirectory:
@@ -343,15 +311,8 @@ class TrialDirectory:
             write_atomically(self.path / "manifest.toml", sealed_lines(tomli_w.dumps(self.asked)))
 
     def scores(self) -> dict[str, Any]:
-        """The scores of the trials so far, by name."""
-        path = self.path / "scores.json"
-        try:
-            found = unsealed(read_bytes(path)) if path.exists() else {}
-            if not isinstance(found, dict):
-                raise ValueError
-        except ValueError:
-            raise UsageError(f"{path} is damaged; delete it and run the command again.") from None
-        return found
+        """Return the scores of the trials so far, by name."""
+        return _read_json(self.path / "scores.json", "run the command again") or {}
 
     def add(self, scores: dict[str, Any]) -> None:
         """Keep the scores of some more trials."""
@@ -377,13 +338,10 @@ def read_manifest(path: Path, may_be_edited: bool = False) -> dict[str, Any]:
     Args:
         may_be_edited: Whether the file may differ from what Priory wrote, which its last line has the checksum of.
     """
-    try:
+    with explain_os_errors(f"{path} cannot be read", "; name the directory or manifest of a run"):
         raw = read_bytes(path)
+    try:
         table = parse_toml(raw.decode())
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror}); name the directory or manifest of a run."
-        ) from None
     except ValueError as error:
         raise UsageError(f"{path} is not valid TOML ({error}); correct it or name another manifest.") from None
     for part in ("given", "environment"):
@@ -398,97 +356,20 @@ def read_manifest(path: Path, may_be_edited: bool = False) -> dict[str, Any]:
     return table
 
 
-def check_writable(path: Path) -> None:
-    """Raise if a directory can be neither made nor written."""
-    there = next(place for place in (path, *path.absolute().parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        reason = "read-only" if there.is_dir() else f"{there} is a file"
-        raise UsageError(f"out={str(path)!r} cannot be written ({reason}); choose a directory that can.")
-    check_no_links(path)
-
-
-def check_no_links(path: Path) -> None:
-    """Raise if a directory that is to be written contains a link, pipe or device that Priory could write through.
-
-    The directory itself may be a link, since the user named it. Links to files that Priory never writes are left alone,
-    such as data of the user, and so are hidden entries and the directories of trackers.
-    """
-    for place, directories, files in os.walk(path):
-        directories[:], files = filter(_is_looked_at, directories), list(filter(_is_looked_at, files))
-        for entry in (Path(place, name) for name in (*directories, *files)):
-            with suppress(FileNotFoundError):  # it was deleted meanwhile
-                mode = entry.lstat().st_mode
-                if (stat.S_ISLNK(mode) and entry.is_dir()) or (not stat.S_ISDIR(mode) and _could_be_written(entry)):
-                    _check_regular(entry, mode)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[int]:
-    """Hold a private file, made if it is missing, against everybody else who holds it so; yield its handle."""
-    handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def private_directory(path: Path, ours: bool = True) -> None:
-    """Make a directory that only its owner can enter, and the parents that it lacks.
-
-    Args:
-        ours: Whether a directory that exists already is closed to others too. If it is not ours, this is done only
-            while it is empty.
-    """
-    for place in (*reversed(path.parents), path):
-        if not place.is_dir():
-            place.mkdir(mode=0o700, exist_ok=True)
-    if path.stat().st_mode & 0o077 and (ours or not any(path.iterdir())):
-        with suppress(PermissionError):  # it belongs to another user, or its file system has no modes
-            path.chmod(0o700)
-
-
-def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Replace a file so that a reader sees the old content or the new one, never a part.
-
-    Args:
-        mode: Permissions of the new file, from which the umask takes away as usual; 0o600 for secrets.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.unlink(missing_ok=True)  # the mode is that of a new file only
-        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as handle:  # x follows no link
-            handle.write(content.encode() if isinstance(content, str) else content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.replace(path)
-        sync_directory(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_looked_at(name: str) -> bool:
-    return not name.startswith(".") and name not in TRACKED
-
-
-def _could_be_written(entry: Path) -> bool:
-    """Return whether an entry has a name like the files that Priory writes in place."""
-    # SQLite writes state.db-wal beside state.db.
-    return entry.name == "lock" or entry.suffix.lower().partition("-")[0] in WRITTEN
-
-
-def _check_regular(entry: Path, mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        what, it = ("a symbolic link", "the link") if stat.S_ISLNK(mode) else ("neither a file nor a directory", "it")
-        raise UsageError(
-            f"{entry} is {what}, and Priory does not write to a directory that contains one; choose another "
-            f"directory, or remove {it}."
-        )
+def _read_json(path: Path, remedy: str, needed: tuple[str, ...] = ()) -> dict[str, Any] | None:
+    """Return the table in a JSON file; None where there is no file."""
+    try:
+        table = unsealed(read_bytes(path)) if path.exists() else None
+        if table is not None and not (isinstance(table, dict) and table.keys() >= set(needed)):
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"{path} is damaged; delete it and {remedy}.") from None
+    return table
 
 
 def _read_commit(path: Path) -> dict[str, Any]:

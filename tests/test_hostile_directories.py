@@ -11,7 +11,7 @@ import pytest
 import priory
 from priory.cli import main, progress
 from priory.core.errors import UsageError
-from priory.store import check_no_links, write_atomically
+from priory.core.files import check_no_links, write_atomically
 from tests.cli.conftest import TINY
 
 pytestmark = pytest.mark.xdist_group("command line")

@@ -11,14 +11,8 @@ import pytest
 
 from priory import store
 from priory.core.errors import UsageError
-from priory.store import (
-    Checkpoint,
-    RunDirectory,
-    TrialDirectory,
-    private_directory,
-    read_manifest,
-    write_atomically,
-)
+from priory.core.files import private_directory, write_atomically
+from priory.store import Checkpoint, RunDirectory, TrialDirectory, read_manifest
 from tests.test_records import LIKE, FullDisk, ids, stack
 
 SERVER = {"w": np.zeros(4, np.float32)}

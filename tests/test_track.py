@@ -10,7 +10,7 @@ import pytest
 
 import priory
 from priory.cli import main
-from priory.store import Checkpoint, RunDirectory
+from priory.store import TRACKED, Checkpoint, RunDirectory
 from priory.track.tracker import numbers
 
 # SQLAlchemy 2.1 says this of MLflow's own tables.
@@ -118,12 +118,12 @@ def test_a_stopped_run_goes_on_where_it_was_sent(tool, federation, capsys):
     calls = []
     stop = lambda: len(calls) > 2 or calls.append(0)  # noqa: E731
     assert priory.simulate(priory.FedAvg(), federation, out="a", track=tool, stop=stop, **SETTINGS).completed == 3
-    before = RunDirectory("a").tracked()
+    before = RunDirectory("a").read(TRACKED)
     if tool == "mlflow":
         assert mlflow_run(Path("a"))[1].info.status == "KILLED"
     priory.resume("a", federation=federation, track=tool)
     check_told(tool, Path("a"))
-    assert RunDirectory("a").tracked() == before
+    assert RunDirectory("a").read(TRACKED) == before
     if tool == "mlflow":
         assert mlflow_run(Path("a"))[1].info.status == "FINISHED"
 

@@ -15,8 +15,8 @@ from priory.calibration import check as check_method
 from priory.cli import flags, start
 from priory.cli.run import METHOD_GROUP, title_of
 from priory.core.errors import UsageError
+from priory.core.files import write_atomically
 from priory.fed.method import Method
-from priory.store import write_atomically
 
 REFUTED = 1
 TEXT = (

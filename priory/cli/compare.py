@@ -24,6 +24,7 @@ from priory.cli.run import (
     write_report,
 )
 from priory.core.errors import UsageError
+from priory.core.files import check_writable, write_atomically
 from priory.core.reading import read_bytes
 from priory.core.sealed import sealed, unsealed
 from priory.data import Federation
@@ -32,7 +33,7 @@ from priory.engine.divergence import is_diverged
 from priory.fed import schedule
 from priory.fed.local import Optimiser, Work
 from priory.fed.method import Method
-from priory.store import RunDirectory, check_writable, write_atomically
+from priory.store import RunDirectory
 
 TEXT = (
     "Train several methods on the same federation with the same seeds and print one table. A method is a name of "

@@ -10,11 +10,11 @@ from priory.cli import flags
 from priory.cli.models import named_model
 from priory.cli.run import free_path, run_groups
 from priory.core.errors import UsageError
+from priory.core.files import check_no_links
 from priory.data import checks
 from priory.effects import arviz
 from priory.engine import save_model
 from priory.fed.capabilities import Draws, MixedEffects
-from priory.store import check_no_links
 
 TEXT = (
     "Write the model of one client to a directory of its own: weights.safetensors, model.json, which describes them, "

@@ -18,6 +18,7 @@ from priory.cli.models import MODEL, ONBOARDED
 from priory.cli.rows import predictions
 from priory.cli.run import free_path, opened, run_groups, trusting
 from priory.core.errors import UsageError
+from priory.core.files import check_no_links, write_atomically
 from priory.core.sealed import sealed
 from priory.core.text import spreadsheet_cell
 from priory.data import checks
@@ -25,7 +26,7 @@ from priory.data.form import Form
 from priory.data.rows import Rows, read_rows
 from priory.engine import PersonalModel, Run, load, save_model
 from priory.fed.capabilities import SharedModel, Unlabelled
-from priory.store import RunDirectory, check_no_links, write_atomically
+from priory.store import RunDirectory
 
 TEXT = (
     "Give a client that never took part a model of its own, and score it or predict with it. With labels the client "

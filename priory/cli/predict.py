@@ -18,13 +18,13 @@ from priory.cli.models import named_model
 from priory.cli.rows import predictions
 from priory.cli.run import run_groups
 from priory.core.errors import UsageError
+from priory.core.files import write_atomically
 from priory.core.text import spreadsheet_cell
 from priory.data import checks, tables
 from priory.data.form import Form
 from priory.data.rows import Rows, read_rows
 from priory.engine import PersonalModel
 from priory.engine.prediction import ASSUMPTION, check_abstain, check_level
-from priory.store import write_atomically
 
 TEXT = (
     "Predict the rows of a file with the model of one client: of a run, of a client that was onboarded later, or of a "

@@ -16,13 +16,13 @@ from priory.cli.failures import Failures, named
 from priory.cli.flags import Flag
 from priory.cli.run import check_seeds
 from priory.core.errors import UsageError
+from priory.core.files import check_writable, write_atomically
 from priory.data import describe
 from priory.engine.divergence import is_diverged
 from priory.reproduce import guard, pages
 from priory.reproduce.cells import Cell, Federations, cells_of
 from priory.reproduce.definition import Definition
 from priory.reproduce.numbers import Filled, fill
-from priory.store import check_writable, write_atomically
 
 TEXT = (
     "Make published tables again, ours beside theirs, with standard errors. Every run is kept as a JSON file of its "

@@ -27,7 +27,7 @@ from priory.fed import schedule
 from priory.fed.capabilities import AdviceWarning
 from priory.fed.method import Method
 from priory.models.model import code_named
-from priory.store import RunDirectory, read_manifest
+from priory.store import ARCHITECTURES, TRACKED, RunDirectory, read_manifest
 
 TRUST = Flag(
     "trust_code",
@@ -312,7 +312,7 @@ def trusting(settings: Settings) -> str:
 
 def _tracked(run: Run) -> str:
     """The flag with which a run goes on being sent to where it was."""
-    tools = [] if run.path is None else list(RunDirectory(run.path).tracked())
+    tools = [] if run.path is None else list(RunDirectory(run.path).read(TRACKED) or ())
     return f" --track {tools[-1]}" if tools else ""
 
 
@@ -320,11 +320,11 @@ def _compare_architectures(finished: Run, alone: bool) -> int:
     """The exit code, after a table of the models that clients have, where these differ."""
     assert finished.path is not None
     directory = RunDirectory(finished.path)
-    found: dict[str, dict[str, float | None]] = directory.architectures() or finished.extra.get("architectures", {})
+    found: dict[str, dict[str, float | None]] = directory.read(ARCHITECTURES) or finished.extra.get("architectures", {})
     if not found:
         return 0
     apart_method = finished.method.local_baseline() if alone else None
-    if apart_method is not None and directory.architectures() is None:
+    if apart_method is not None and directory.read(ARCHITECTURES) is None:
         # A run may have ended with its budget; who trains alone sends nothing that needs noise.
         settings = dataclasses.replace(finished.settings.in_the_clear(), eval_every=0, rounds=finished.completed)
         with progress.interruptible() as stop, progress.watching("alone") as watcher:
@@ -341,7 +341,7 @@ def _compare_architectures(finished: Run, alone: bool) -> int:
             return INTERRUPTED
         for model, row in apart.extra["architectures"].items():
             found[model] |= _gained(found[model], row)
-        directory.write_architectures(found)
+        directory.write(ARCHITECTURES, found, indent=2)
     report.console().print()
     report.console().print(report.architectures_table(found))
     return 0

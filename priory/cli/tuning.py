@@ -27,13 +27,14 @@ from priory.cli.run import (
     trusting,
 )
 from priory.core.errors import UsageError
+from priory.core.files import check_writable, write_atomically
 from priory.core.sealed import sealed, sealed_lines
 from priory.data import Federation
 from priory.engine import Settings, manifest
 from priory.fed import schedule
 from priory.fed.capabilities import SharedModel
 from priory.fed.method import Method
-from priory.store import TrialDirectory, check_writable, write_atomically
+from priory.store import TrialDirectory
 from priory.tune import Axis, Setting
 
 SYNTAX = "write FIELD=VALUE,VALUE,... or FIELD=log:FROM..TO:NUMBER or FIELD=linear:FROM..TO:NUMBER"

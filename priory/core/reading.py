@@ -14,7 +14,7 @@ from typing import Any
 
 from priory.core import memory
 
-__all__ = ["check_memory", "check_regular", "parse_json", "parse_toml", "read_bytes", "read_text", "reason"]
+__all__ = ["MOST_TEXT", "check_memory", "check_regular", "parse_json", "parse_toml", "read_bytes", "read_text", "reason"]
 
 MOST_TEXT = 1 << 30  # bytes of a JSON file; the scores of a million clients are a fifth of it
 MOST_TOML = 1 << 24

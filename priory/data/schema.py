@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from priory.core.errors import UsageError
-from priory.core.reading import parse_toml, read_text
+from priory.core.errors import UsageError, explain_os_errors
+from priory.core.reading import MOST_TEXT, parse_toml, read_bytes
 from priory.data import arrays, checks, labels, tables
 from priory.data import form as forms
 from priory.data.columns import Column
@@ -198,12 +198,10 @@ class Schema:
 
 def read(path: str) -> Schema:
     """Return the schema in a TOML file, checked; the first fault is raised."""
+    with explain_os_errors(f"{path} cannot be read", "; draft a schema with `priory flower schema`"):
+        raw = read_bytes(Path(path), MOST_TEXT)
     try:
-        table = parse_toml(read_text(Path(path)))
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror}); draft a schema with `priory flower schema`."
-        ) from None
+        table = parse_toml(raw.decode())
     except ValueError as error:
         raise UsageError(f"{path} is not valid TOML ({error}); correct it.") from None
     reader = Reader(path, table)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from priory.core.errors import UsageError
+from priory.core.files import write_atomically
 from priory.deploy.charter import MANIFEST, Charter
 from priory.engine.manifest import version_of
-from priory.store import write_atomically
 
 LONGEST = 32  # characters of an app's name; Flower bundles none with more
 CODE = (".py", ".toml")  # Flower puts no other file that could run into an app's bundle

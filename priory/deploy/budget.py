@@ -23,11 +23,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from priory.core.errors import UsageError
-from priory.core.reading import parse_json, read_text
+from priory.core.errors import UsageError, explain_os_errors
+from priory.core.files import locked, private_directory, write_atomically
+from priory.core.reading import parse_json, read_bytes
 from priory.engine.accountants import Counted, concentrated_epsilon
 from priory.engine.accounting import Ledger
-from priory.store import locked, private_directory, write_atomically
 
 BUDGET, LOCK = "budget.json", "budget.lock"
 ROUNDING = 1e-9  # by how much the sum of what was claimed may miss the total
@@ -196,18 +196,16 @@ class Budget:
     def read(self) -> Book:
         """Return what is in the file; an empty book where there is none."""
         path = self.place / BUDGET
+        with explain_os_errors(f"{path} cannot be read", ", so nothing is answered; make it readable"):
+            raw = read_bytes(path) if path.exists() else b"{}"
         try:
-            table: dict[str, Any] = parse_json(read_text(path)) if path.exists() else {}
+            table: dict[str, Any] = parse_json(raw)
             runs = {name: _spent(line) for name, line in table.pop("runs", {}).items()}
             book = Book(**table, runs=runs)
             numbers = isinstance(book.delta, float) and isinstance(book.epsilon, float | None)
             if not (numbers and isinstance(book.owned, bool) and isinstance(book.local, bool)):
                 raise ValueError
-        except OSError as error:
-            raise UsageError(
-                f"{path} cannot be read ({error.strerror}), so nothing is answered; make it readable."
-            ) from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(
                 f"{path} is damaged, so nothing is answered; put a copy of it back, or delete it, after which the "
                 "amount spent is lost."
@@ -250,7 +248,7 @@ class Budget:
     def _changed(self) -> Iterator[Book]:
         """Hold the file, and write what was changed unless there was an error."""
         path = self.place / BUDGET
-        try:
+        with explain_os_errors(f"{path} cannot be written", ", so nothing is answered"):
             private_directory(self.place)
             with locked(self.place / LOCK):
                 book = self.read()
@@ -258,8 +256,6 @@ class Budget:
                 yield book
                 if asdict(book) != before:
                     write_atomically(path, json.dumps(asdict(book), indent=1) + "\n")
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written ({error.strerror}), so nothing is answered.") from None
 
 
 def _spent(line: dict[str, Any]) -> Spent:

@@ -28,6 +28,7 @@ import tomli_w
 from priory import methods
 from priory.core import rng
 from priory.core.errors import UsageError
+from priory.core.files import write_atomically
 from priory.core.reading import parse_json, parse_toml, read_text
 from priory.core.rng import Key
 from priory.data import Federation
@@ -48,7 +49,6 @@ from priory.fed.screen import Limits
 from priory.fed.shard import Pool, Shard, Shards
 from priory.fed.visit import Record, RoundContext
 from priory.models.model import check_trusted, default_spec
-from priory.store import write_atomically
 
 MANIFEST, PROBLEM = "manifest.toml", "problem.json"
 PUBLIC_BYTES = 4 << 20  # a bundle may have 10 MB, and text takes a third more than bytes

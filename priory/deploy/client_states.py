@@ -24,11 +24,10 @@ import numpy as np
 
 from priory.core import codec
 from priory.core.errors import UsageError, explain_os_errors
+from priory.core.files import private_directory, sync_directory, write_atomically
 from priory.core.reading import parse_json, read_bytes
 from priory.core.rng import Key
 from priory.deploy.exchange import Reply
-from priory.records import sync_directory
-from priory.store import private_directory, write_atomically
 
 NAME = re.compile(r"state-(\d{8})\.safetensors")
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from priory.core.errors import UsageError
+from priory.core.files import private_directory, write_atomically
 from priory.data import Federation, npz
 from priory.data.rows import read_rows
-from priory.store import private_directory, write_atomically
 
 if TYPE_CHECKING:
     from priory.deploy.charter import Charter

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import jax
 
-from priory.core.errors import UsageError
+from priory.core.errors import UsageError, explain_os_errors
+from priory.core.files import write_atomically
 from priory.core.trees import path_of
 from priory.deploy import wire
 from priory.deploy.charter import Charter
 from priory.deploy.client import tallies_like
 from priory.deploy.tls import check_certificates
-from priory.store import write_atomically
 
 CONFIG = "nginx.conf"
 ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
@@ -117,15 +117,13 @@ def write_gateway(
     }
     template = (resources.files("priory.deploy") / "template" / f"{CONFIG}.in").read_text()
     text = re.sub(r"@([A-Z_]+)@", lambda match: str(words[match[1]]), template)
-    try:
+    with explain_os_errors(f"{directory} cannot be written", "; choose a directory that can"):
         for place in (directory, directory / "temporary"):
             place.mkdir(parents=True, exist_ok=True)
             place.chmod(0o711)  # nginx started by root works as another user, who passes through
         for log in ("access.log", "error.log"):
             (directory / log).touch(mode=0o600)  # they reveal who took part in a round
         write_atomically(directory / CONFIG, text)
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be written ({error.strerror}); choose a directory that can.") from None
     return directory / CONFIG
 
 

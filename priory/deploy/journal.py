@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from priory.core.errors import UsageError
-from priory.core.reading import parse_json, read_bytes, read_text
+from priory.core.errors import UsageError, explain_os_errors
+from priory.core.files import write_atomically
+from priory.core.reading import parse_json, read_bytes
 from priory.core.text import one_line
-from priory.store import write_atomically
 
 EVENTS, STATUS = "events.jsonl", "status.json"
 Phase = Literal["waiting", "asking", "aggregating", "evaluating", "finished", "failed"]
@@ -53,15 +53,13 @@ class Journal:
 def read_status(directory: Path) -> dict[str, Any]:
     """How a run stands, with `alive`: whether its server is at work on this machine."""
     path = directory / STATUS
+    with explain_os_errors(f"{path} cannot be read", "; name the directory that the server writes to (`out`)"):
+        raw = read_bytes(path)
     try:
-        status = parse_json(read_text(path))
+        status = parse_json(raw)
         if not (isinstance(status, dict) and isinstance(status.get("phase"), str) and isinstance(status["pid"], int)):
             raise ValueError
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror}); name the directory that the server writes to (`out`)."
-        ) from None
-    except (ValueError, KeyError, RecursionError):
+    except (ValueError, KeyError):
         raise UsageError(f"{path} is damaged; the next step of a running server replaces it.") from None
     return status | {"alive": status["phase"] in RUNNING and _lives(status["pid"])}
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from priory.core.errors import UsageError
+from priory.core.errors import UsageError, explain_os_errors
+from priory.core.files import write_atomically
 from priory.deploy.roster import Roster
 from priory.deploy.tls import write_node_key
-from priory.store import write_atomically
 
 GONE = "unregistered"  # Flower's status of a node whose key was taken away
 NAME = re.compile(r"client-(0|[1-9][0-9]{0,8})")
@@ -115,13 +115,9 @@ def read_public(path: Path) -> bytes:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-    try:
+    remedy = "; put the public key there that is registered for the client, or name another file"
+    with explain_os_errors(f"{path} cannot be read", remedy):
         raw = path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror}); put the public key there that is registered for the client, "
-            "or name another file."
-        ) from None
     try:
         key = load_ssh_public_key(raw)
         if not isinstance(key, ec.EllipticCurvePublicKey):

@@ -30,14 +30,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from priory.core.errors import UsageError
+from priory.core.errors import UsageError, explain_os_errors
+from priory.core.files import locked, private_directory, sync_directory, write_all
 from priory.deploy import wire
 from priory.deploy.budget import Budget
 from priory.deploy.exchange import ABOUT, Reply, Request, content_of, sentence
 from priory.deploy.journal import LOG, now
 from priory.engine.manifest import version_of
-from priory.records import sync_directory, write_all
-from priory.store import locked, private_directory
 
 NAME = "log.jsonl"
 BLOCK = 4096  # bytes; more than most lines
@@ -152,28 +151,19 @@ class NodeLog:
     @contextmanager
     def _opened(self) -> Iterator[int]:
         """Hold the file for writing."""
-        try:
+        remedy = ", so nothing is answered; make room for it, or correct its permissions"
+        with explain_os_errors(f"{self.path} cannot be written", remedy):
             private_directory(self.place)
             with locked(self.path) as handle:
                 yield handle
-        except OSError as error:
-            raise UsageError(
-                f"{self.path} cannot be written ({error.strerror}), so nothing is answered; make room for it, or "
-                "correct its permissions."
-            ) from None
 
     @contextmanager
     def _read(self) -> Iterator[Iterable[bytes]]:
         """Hold the file while it is read, so that no line is half written."""
-        try:
-            with self.path.open("rb") as lines:
-                fcntl.flock(lines, fcntl.LOCK_SH)
-                yield lines
-        except OSError as error:
-            raise UsageError(
-                f"{self.path} cannot be read ({error.strerror}); name the state directory of a node, "
-                "which has a log of every client that was asked anything."
-            ) from None
+        remedy = "; name the state directory of a node, which has a log of every client that was asked anything"
+        with explain_os_errors(f"{self.path} cannot be read", remedy), self.path.open("rb") as lines:
+            fcntl.flock(lines, fcntl.LOCK_SH)
+            yield lines
 
 
 def entry_of(

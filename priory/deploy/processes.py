@@ -34,9 +34,9 @@ from typing import Any, Literal, Self, cast
 import tomli_w
 
 from priory.core.errors import UsageError
+from priory.core.files import private_directory
 from priory.deploy.gateway import CONFIG, Traffic, find_nginx, write_gateway
 from priory.deploy.tls import SECRET, check_certificates, write_authority, write_node_key, write_secret
-from priory.store import private_directory
 
 Process = subprocess.Popen[bytes]
 State = Literal["pending", "starting", "running", "finished", "failed", "stopped"]

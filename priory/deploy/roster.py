@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from priory.core.errors import UsageError
+from priory.core.files import locked, write_atomically
 from priory.core.reading import parse_json, read_text
-from priory.store import locked, write_atomically
 
 NODES, LOCK = "nodes.json", "nodes.lock"
 

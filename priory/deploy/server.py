@@ -21,6 +21,7 @@ from jax import Array
 
 from priory.core import rng
 from priory.core.errors import UsageError
+from priory.core.files import check_no_links, private_directory
 from priory.core.rng import Key, Stream
 from priory.deploy import charter as charters
 from priory.deploy import noise, wire
@@ -39,7 +40,7 @@ from priory.engine.run_log import RunLog, rounded
 from priory.fed import robust, schedule
 from priory.fed.method import Message, Method, Task
 from priory.fed.server_step import server_step
-from priory.store import Checkpoint, RunDirectory, check_no_links, private_directory
+from priory.store import Checkpoint, RunDirectory
 
 STANDS_IN = 1  # sets the order of stand-ins apart from the draw
 

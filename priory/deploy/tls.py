@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from priory.core.errors import UsageError
-from priory.records import sync_directory
-from priory.store import private_directory
+from priory.core.files import private_directory, sync_directory
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -28,6 +28,7 @@ from scipy import stats
 
 from priory.core import memory, rng
 from priory.core.errors import UsageError
+from priory.core.files import write_atomically
 from priory.core.rng import Stream
 from priory.core.sealed import sealed
 from priory.core.struct import replace
@@ -38,7 +39,7 @@ from priory.engine.prepared import Prepared, prepare
 from priory.engine.settings import Settings
 from priory.fed.method import Method
 from priory.fed.privacy import Canaries
-from priory.store import RunDirectory, write_atomically
+from priory.store import RunDirectory
 
 FEWEST, MOST = 100, 2000  # canaries
 CANARY_BYTES = 100  # of its name and its shards

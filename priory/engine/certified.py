@@ -18,7 +18,7 @@ from priory.engine.prepared import Prepared
 from priory.fed.capabilities import Certifies
 from priory.fed.method import Task
 from priory.fed.shard import Shard
-from priory.store import RunDirectory
+from priory.store import CERTIFICATES, RunDirectory
 
 WITHOUT_LABELS = "it was made without labels, and a certificate counts errors on them; give `onboard` x and y"
 WITHOUT_ROWS = "the rows that it was made from are not kept with it; ask for it when the client is onboarded"
@@ -67,7 +67,7 @@ def of_newcomers(evaluator: Evaluator, path: Path | None, delta: float, draws: i
     found = _of_each(evaluator, ids, delta, draws)
     if path is not None and jax.process_index() == 0:
         try:
-            RunDirectory(path).write_certificates({name: one.to_json() for name, one in found.items()})
+            RunDirectory(path).write(CERTIFICATES, {name: one.to_json() for name, one in found.items()}, 2)
         except OSError as error:
             warnings.warn(f"{path}/certificates.json was not written ({error.strerror}).", stacklevel=3)
     return found

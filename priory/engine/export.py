@@ -21,6 +21,7 @@ from priory import methods
 from priory.core import codec
 from priory.core.codec import Arrays, DecodeError
 from priory.core.errors import UsageError, explain_os_errors
+from priory.core.files import sync_directory
 from priory.core.reading import read_bytes
 from priory.core.rng import Key
 from priory.core.sealed import SealError, sealed, unsealed
@@ -34,7 +35,6 @@ from priory.fed.method import Method, Task
 from priory.fed.shard import Pool, Shard
 from priory.models.likelihood import Categorical, Gaussian
 from priory.models.model import Head, as_model, check_trusted, parse
-from priory.records import sync_directory
 
 FORMAT = 1
 DESCRIPTION, WEIGHTS, DRAWS = "model.json", "weights.safetensors", "draws.nc"

@@ -30,7 +30,7 @@ from priory.engine.settings import Settings
 from priory.fed.capabilities import AdviceWarning, Evidence
 from priory.fed.method import Method, Task
 from priory.metrics import Scores
-from priory.store import Checkpoint, RunDirectory
+from priory.store import UNCERTAINTY, Checkpoint, RunDirectory
 from priory.uncertainty import Uncertainty
 
 
@@ -234,7 +234,7 @@ class Run:
         )
         if self.path is not None and jax.process_index() == 0:
             try:
-                RunDirectory(self.path).write_uncertainty(found.to_json())
+                RunDirectory(self.path).write(UNCERTAINTY, found.to_json())
             except OSError as error:
                 warnings.warn(f"{self.path}/uncertainty.json was not written ({error.strerror}).", stacklevel=2)
         return found
@@ -385,7 +385,7 @@ def _peak_rss() -> int:
 
 def _kept_uncertainty(path: Path) -> Uncertainty | None:
     """The tables in a run directory, if there are any that this version can read."""
-    table = RunDirectory(path).uncertainty()
+    table = RunDirectory(path).read(UNCERTAINTY)
     try:
         return None if table is None else Uncertainty.from_json(table)
     except (KeyError, TypeError, ValueError, AttributeError):

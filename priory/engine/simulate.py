@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from priory.core.errors import UsageError
+from priory.core.files import check_no_links
 from priory.data import Federation
 from priory.engine import manifest, settings
 from priory.engine.compilation import let_go_of_programs
@@ -15,7 +16,7 @@ from priory.engine.prepared import Prepared, prepare
 from priory.engine.run import Run
 from priory.engine.runner import Listener, Runner
 from priory.fed.method import Channel, Method
-from priory.store import RunDirectory, check_no_links
+from priory.store import RunDirectory
 from priory.track import Tracker
 from priory.track import check as check_tool
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from priory.core.errors import UsageError
+from priory.core.files import write_atomically
 from priory.engine import Run
 from priory.report import records
 from priory.report.clients import clients
@@ -16,7 +17,6 @@ from priory.report.measure import foreign, measured
 from priory.report.newcomers import certificates
 from priory.report.numbers import Group, group, is_regression
 from priory.report.sections import Section, calibration, convergence, doubt, headline
-from priory.store import write_atomically
 
 __all__ = ["check_drawing", "document", "render", "write"]
 

@@ -13,7 +13,7 @@ from priory.core.errors import UsageError
 from priory.core.reading import read_bytes
 from priory.core.sealed import unsealed
 from priory.report.tables import PARTS
-from priory.store import RunDirectory
+from priory.store import ARCHITECTURES, CERTIFICATES, UNCERTAINTY, RunDirectory
 from priory.uncertainty import Uncertainty
 
 __all__ = ["Mixing", "Record", "find", "read"]
@@ -126,7 +126,7 @@ def read(path: Path) -> Record:
         lines=lines,
         clients=clients,
         uncertainty=uncertainty,
-        architectures=directory.architectures() or summary["extra"].get("architectures"),
+        architectures=directory.read(ARCHITECTURES) or summary["extra"].get("architectures"),
         certificates=_certified(directory, summary["rounds"]),
     )
 
@@ -156,7 +156,7 @@ def _compared(path: Path) -> list[str]:
 
 def _kept(directory: RunDirectory, rounds: int) -> Uncertainty | None:
     """The uncertainty on file, if this version reads it and it is of the run's end."""
-    table = directory.uncertainty()
+    table = directory.read(UNCERTAINTY)
     try:
         found = None if table is None else Uncertainty.from_json(table)
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -167,7 +167,7 @@ def _kept(directory: RunDirectory, rounds: int) -> Uncertainty | None:
 def _certified(directory: RunDirectory, rounds: int) -> dict[str, Certificate]:
     """The certificates on file that are of the run's end."""
     try:
-        found = {name: Certificate.from_json(one) for name, one in (directory.certificates() or {}).items()}
+        found = {name: Certificate.from_json(one) for name, one in (directory.read(CERTIFICATES) or {}).items()}
         return {name: one for name, one in found.items() if one.rounds == rounds}
     except (KeyError, TypeError):
         raise UsageError(

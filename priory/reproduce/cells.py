@@ -12,6 +12,7 @@ from typing import Any
 
 from priory import data, methods
 from priory.core.errors import UsageError
+from priory.core.files import write_atomically
 from priory.core.reading import parse_json, read_text
 from priory.data import Federation
 from priory.engine import Listener, Settings, check, manifest, resume, settings, simulate
@@ -21,7 +22,7 @@ from priory.fed import schedule
 from priory.fed.method import Method
 from priory.reproduce import measures
 from priory.reproduce.definition import Block, Definition, Row
-from priory.store import RunDirectory, write_atomically
+from priory.store import RunDirectory
 
 __all__ = ["Cell", "Federations", "cells_of"]
 

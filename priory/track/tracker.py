@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from priory.core.errors import UsageError
-from priory.store import RunDirectory
+from priory.store import TRACKED, RunDirectory
 from priory.track.tools import FAILED, FINISHED, STOPPED, TOOLS, Numbers, Tool
 
 PLAIN = re.compile(r"[^\w.\- :]")  # what MLflow refuses in a name
@@ -63,13 +63,13 @@ class Tracker:
         Args:
             listener: Told first, of everything.
         """
-        known = self._directory.tracked() if self._directory else {}
+        known = (self._directory.read(TRACKED) if self._directory else None) or {}
         with _opening(self._name, self._remedy(known)):
             name, self._rounds = self._tool.start(title, _named(settings), known.get(self._name))
         self._listener = listener
         try:
             if self._directory is not None and known.get(self._name) != name:
-                self._safely(self._directory.write_tracked, {**known, self._name: name})
+                self._safely(self._directory.write, TRACKED, {**known, self._name: name})
             for line in history:
                 self._send(line)
             yield self
@@ -109,7 +109,7 @@ class Tracker:
     def _remedy(self, known: dict[str, str]) -> str:
         if self._directory is None or self._name not in known:
             return "resume the run"
-        file = self._directory.path / "track.json"
+        file = self._directory.path / TRACKED
         return f"resume the run, delete {file} to have it sent as a new one"
 
     def _safely(self, tell: Any, *arguments: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import priory
 from priory.cli import main
-from priory.store import RunDirectory
+from priory.store import CERTIFICATES, RunDirectory
 from tests.cli.conftest import BAYES, TINY
 
 pytestmark = pytest.mark.xdist_group("command line")
@@ -17,7 +17,7 @@ OUT = [*TINY, "--out", "a"]
 
 def test_a_run_ends_with_a_line_on_its_certificates_and_resume_gives_the_same(capsys):
     assert main(["run", "pfedbayes", *BAYES, "--out", "a", "--certify"]) == 0
-    found = RunDirectory("a").certificates()
+    found = RunDirectory("a").read(CERTIFICATES)
     assert list(found) == list(priory.load("a").federation.clients[4:])
     useful = sum(not one["vacuous"] for one in found.values())
     median = math.ceil(1000 * sum(one["kl_bound"] for one in found.values()) / 2) / 1000  # a bound is rounded up
@@ -27,7 +27,7 @@ def test_a_run_ends_with_a_line_on_its_certificates_and_resume_gives_the_same(ca
     assert f"median bound on the Gibbs error {median:.3f}" in line[0]
     Path("a/certificates.json").unlink()
     assert main(["resume", "a", "--certify"]) == 0
-    assert RunDirectory("a").certificates() == found
+    assert RunDirectory("a").read(CERTIFICATES) == found
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from priory import report
 from priory.cli import main
-from priory.store import RunDirectory
+from priory.store import UNCERTAINTY, RunDirectory
 from tests.cli.conftest import TINY
 
 pytestmark = pytest.mark.xdist_group("command line")
@@ -22,7 +22,7 @@ def specs_of(path: str) -> dict:
 def test_a_run_and_a_comparison_end_with_a_report_when_asked(capsys):
     assert main(["run", "fedavg", *TINY, "--report", "--out", "one"]) == 0
     assert "report: one/report.html" in capsys.readouterr().out
-    assert RunDirectory("one").uncertainty() is not None  # measured from the run at hand
+    assert RunDirectory("one").read(UNCERTAINTY) is not None  # measured from the run at hand
     assert "reliability-pooled" in specs_of("one/report.html")
     assert main(["compare", "fedavg", "local", *TINY, "--report", "--out", "both"]) == 0
     assert "report: both/report.html" in capsys.readouterr().out

@@ -14,7 +14,7 @@ from priory.certificate import Counts, conclude
 from priory.core.errors import UsageError
 from priory.report import clients, figures, markup, measure, numbers, page, records
 from priory.report.numbers import Estimate
-from priory.store import RunDirectory
+from priory.store import CERTIFICATES, RunDirectory
 from tests.older import edit_manifest
 
 HOSTILE = '"><script>alert(1)</script><!--'
@@ -247,19 +247,19 @@ def test_certificates_are_told_with_verdict_and_assumption_the_tightest_first(wr
         for name, one in zip((HOSTILE, "ward 9"), counts, strict=True)
     }
     assert [one["vacuous"] for one in found.values()] == [True, False]
-    RunDirectory(path).write_certificates(found)
+    RunDirectory(path).write(CERTIFICATES, found)
     text = read(path).text
     assert text.index("ward 9") < text.index(HOSTILE)
     assert text.index("holds with probability 0.95") < text.index("VACUOUS")
     assert "1 of 2 are vacuous" in text
     assert "Assumed: the client's rows are independent draws" in text
     assert "a network drawn from its Gaussian" in text
-    RunDirectory(path).write_certificates({name: {**one, "rounds": 1} for name, one in found.items()})
+    RunDirectory(path).write(CERTIFICATES, {name: {**one, "rounds": 1} for name, one in found.items()})
     assert "Certificates" not in read(path).text, "they are of an earlier round"
 
 
 def test_certificates_of_something_else_are_refused(written):
     path = written("run")
-    RunDirectory(path).write_certificates({"ward 1": {"bound": 0.1}})
+    RunDirectory(path).write(CERTIFICATES, {"ward 1": {"bound": 0.1}})
     with pytest.raises(UsageError, match="holds no certificates of this version"):
         records.read(path)

@@ -8,7 +8,7 @@ from priory.core.errors import UsageError
 from priory.core.sealed import sealed
 from priory.report import records
 from priory.report.measure import measured
-from priory.store import RunDirectory
+from priory.store import UNCERTAINTY, RunDirectory
 from tests.older import without_checksums
 
 
@@ -108,7 +108,7 @@ def test_a_line_that_a_crash_cut_short_is_left_out(written):
 @pytest.mark.xdist_group("command line")
 def test_uncertainty_of_an_earlier_round_or_another_version_is_not_taken(comparison, written):
     measured(records.read(comparison / "FedAvg-s0"))
-    table = RunDirectory(comparison / "FedAvg-s0").uncertainty()
+    table = RunDirectory(comparison / "FedAvg-s0").read(UNCERTAINTY)
     path = written("run")
     for found, is_taken in (({**table, "rounds": 2}, True), (table, False), ({"kind": "other"}, False)):
         (path / "uncertainty.json").write_text(json.dumps(found))

@@ -18,6 +18,7 @@ from priory.cli.app import INTERRUPTED
 from priory.cli.flower import asked
 from priory.cli.run import TRUST
 from priory.core.errors import UsageError
+from priory.core.files import check_writable, private_directory
 from priory.deploy import charter as charters
 from priory.deploy import examples
 from priory.deploy.app import changed_files, package_of, write_app
@@ -26,7 +27,7 @@ from priory.deploy.gateway import find_nginx, traffic_of
 from priory.deploy.journal import EVENTS, STATUS, read_events, read_status
 from priory.deploy.processes import Fleet, FlowerError
 from priory.deploy.tls import certificates_in
-from priory.store import RunDirectory, check_writable, private_directory
+from priory.store import RunDirectory
 
 TEXT = (
     "Start a federation on this machine: a SuperLink, behind a gateway where nginx is installed, a SuperNode for each "
