@@ -17,7 +17,7 @@ TEXT = (
 DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "Directory of the app.", placed="DIR")
 
 
-def hash_app(argv: Sequence[str]) -> int:
+def hash(argv: Sequence[str]) -> int:
     """Return the exit code of `priory flower hash`."""
     groups = {"hash": flags.group("hash", "", [DIRECTORY])}
     directory = Path(flags.parse(groups, argv, "priory flower hash", TEXT)["hash"]["directory"])
