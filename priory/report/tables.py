@@ -81,9 +81,10 @@ def console(stderr: bool = False) -> Console:
     return PlainConsole(width=PLAIN_WIDTH, color_system=None)
 
 
-def say(line: str) -> None:
-    """Print a line that stays one line however long it is, so that it can be copied."""
-    console().print(line, soft_wrap=True)
+def say(*lines: str) -> None:
+    """Print lines that stay lines however long they are, so that they can be copied."""
+    for line in lines:
+        console().print(line, soft_wrap=True)
 
 
 def value_at(record: dict[str, Any], name: str) -> float | None:

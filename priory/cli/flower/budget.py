@@ -3,23 +3,20 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Literal
 
 from priory import report
-from priory.cli import flags
 from priory.cli.flags import Flag
+from priory.cli.flower import common
+from priory.cli.flower.common import CLIENT, JSON, STATE
 from priory.core.errors import UsageError
 from priory.deploy.budget import Book, Budget
-from priory.deploy.client_states import client_directory
 
 TEXT = (
     "Show what a client's answers under differential privacy have cost over all runs, and set the total that its owner "
     "allows. A run that would exceed the total is refused before its first answer. Until a total is set, it is the "
     "claim of the first run. Once it is set, apps without differential privacy get no answer."
 )
-DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "The state directory of the node.", placed="DIR")
-CLIENT = Flag("client", (), int, flags.REQUIRED, "Number of the client (partition-id of its node).")
 EPSILON = Flag("budget_epsilon", (), float | None, None, "Set the total ε of all runs; 0 answers nothing.")
 DELTA = Flag("budget_delta", (), float | None, None, "δ at which the total is meant; that of the first run by default.")
 REQUIRE = Flag(
@@ -29,19 +26,15 @@ REQUIRE = Flag(
     None,
     "Answer only where noise is added on this node (local), or also where the server adds it (any, from the start).",
 )
-JSON = Flag("json", (), bool, False, "Print one JSON object.")
 
 
 def budget(argv: Sequence[str]) -> int:
     """Return the exit code of `priory flower budget`."""
-    groups = {"budget": flags.group("budget", "", [DIRECTORY, CLIENT, EPSILON, DELTA, REQUIRE, JSON])}
-    values = flags.parse(groups, argv, "priory flower budget", TEXT)["budget"]
-    directory, client = Path(values["directory"]), values["client"]
-    if client < 0:
-        raise UsageError(f"client={client} must be 0 or more; give the partition-id of its node.")
-    if not directory.is_dir():
-        raise UsageError(f"{directory} does not exist; name the state directory of the node, or make it first.")
-    found = Budget(client_directory(directory, client), client)
+    values = common.parse("budget", argv, [STATE, CLIENT, EPSILON, DELTA, REQUIRE, JSON], TEXT)
+    client, place = values["client"], common.place_of(values["directory"], values["client"])
+    if not place.parent.is_dir():
+        raise UsageError(f"{place.parent} does not exist; name the state directory of the node, or make it first.")
+    found = Budget(place, client)
     _set(found, values["budget_epsilon"], values["budget_delta"])
     if values["require"] is not None:
         found.require(values["require"] == "local")
@@ -49,8 +42,7 @@ def budget(argv: Sequence[str]) -> int:
     if values["json"]:
         print(json.dumps({**asdict(book), "spent": book.spent() if book.runs else 0.0}))
         return 0
-    for line in lines_of(book, client):
-        report.say(line)
+    report.say(*lines_of(book, client))
     return 0
 
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from priory import report
-from priory.cli import flags
 from priory.cli.flags import Flag
+from priory.cli.flower import common
+from priory.cli.flower.common import CLIENT, STATE
 from priory.core.errors import UsageError
 from priory.deploy import client_states
 
@@ -14,16 +15,13 @@ TEXT = (
     "models, and answers that it stored. What the server learned of it cannot be taken back, so what its answers cost "
     "(`priory flower budget`) and the log of what it sent (`priory flower log`) stay."
 )
-DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "The state directory of the node.", placed="DIR")
-CLIENT = Flag("client", (), int, flags.REQUIRED, "Number of the client (partition-id of its node).")
 RUN = Flag("run", (), str | None, None, "Name of the run; all by default.")
 YES = Flag("yes", (), bool, False, "Delete without asking.")
 
 
 def forget(argv: Sequence[str]) -> int:
     """The exit code of `priory flower forget`."""
-    groups = {"forget": flags.group("forget", "", [DIRECTORY, CLIENT, RUN, YES])}
-    values = flags.parse(groups, argv, "priory flower forget", TEXT)["forget"]
+    values = common.parse("forget", argv, [STATE, CLIENT, RUN, YES], TEXT)
     directory, client, run = Path(values["directory"]), values["client"], values["run"]
     place = client_states.client_directory(directory, client) / (run or "")
     if not values["yes"] and place.is_dir():

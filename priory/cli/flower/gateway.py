@@ -7,6 +7,7 @@ from pathlib import Path
 from priory import report
 from priory.cli import flags, start
 from priory.cli.flags import Flag
+from priory.cli.flower import common
 from priory.cli.run import TRUST
 from priory.deploy import charter as charters
 from priory.deploy.app import package_of
@@ -27,8 +28,7 @@ PER_ADDRESS = Flag("per_address", (), int, 4, "Nodes that may share one address,
 
 def gateway(argv: Sequence[str]) -> int:
     """Return the exit code of `priory flower gateway`."""
-    asked = [DIRECTORY, APP, KEYS, LISTEN, SUPERLINK, PER_ADDRESS, TRUST]
-    values = flags.parse({"gateway": flags.group("gateway", "", asked)}, argv, "priory flower gateway", TEXT)["gateway"]
+    values = common.parse("gateway", argv, [DIRECTORY, APP, KEYS, LISTEN, SUPERLINK, PER_ADDRESS, TRUST], TEXT)
     if values["trust_code"]:
         start.import_from_here()
     directory = Path(values["directory"])
@@ -48,6 +48,5 @@ def gateway(argv: Sequence[str]) -> int:
             "nginx with its stream module is not installed on this machine; install it first (apt install nginx-light "
             "libnginx-mod-stream)"
         )
-    for line in lines:
-        report.say(line)
+    report.say(*lines)
     return 0

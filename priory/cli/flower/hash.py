@@ -6,6 +6,7 @@ from pathlib import Path
 from priory import report
 from priory.cli import flags
 from priory.cli.flags import Flag
+from priory.cli.flower import common
 from priory.deploy.app import package_of
 from priory.deploy.app_hash import written_hash
 
@@ -19,8 +20,7 @@ DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "Directory of the app.", 
 
 def hash(argv: Sequence[str]) -> int:
     """Return the exit code of `priory flower hash`."""
-    groups = {"hash": flags.group("hash", "", [DIRECTORY])}
-    directory = Path(flags.parse(groups, argv, "priory flower hash", TEXT)["hash"]["directory"])
+    directory = Path(common.parse("hash", argv, [DIRECTORY], TEXT)["directory"])
     package_of(directory)
     report.say(written_hash(directory))
     return 0

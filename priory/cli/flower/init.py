@@ -24,7 +24,6 @@ def init(argv: Sequence[str]) -> int:
     wanted = asked.parse("init", argv, [DIRECTORY, OUT, AUTHENTICATED], TEXT)
     directory = Path(wanted.rest["directory"])
     package = write_app(directory, wanted.charter, wanted.spec, wanted.rest["out"], wanted.rest["authenticated"])
-    console = report.console()
     num = wanted.charter.question.num_clients
     simulated = [
         "run it in Flower's simulation (pip install 'priory[flower-simulation]'):",
@@ -42,6 +41,5 @@ def init(argv: Sequence[str]) -> int:
         *wanted.shared,
         *asked.privacy_of(wanted.charter),
     ]
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    report.say(*lines)
     return 0

@@ -10,6 +10,8 @@ from typing import Any
 from priory import report
 from priory.cli import flags
 from priory.cli.flags import Flag
+from priory.cli.flower import common
+from priory.cli.flower.common import JSON
 from priory.core import memory
 from priory.core.errors import UsageError
 from priory.deploy import node_keys, tls
@@ -63,7 +65,7 @@ def keys(argv: Sequence[str]) -> int:
     if argv and argv[0] in COMMANDS:  # a directory of that name is ./list
         return COMMANDS[argv[0]](argv[1:])
     directory = Flag("directory", (), str, flags.REQUIRED, "New directory for them.", placed="DIR")
-    values = _parsed("", argv, [directory, *flags.flags_of(Options())], TEXT)
+    values = common.parse("keys", argv, [directory, *flags.flags_of(Options())], TEXT)
     for name, least in (("nodes", 0), ("days", 1)):
         if values[name] < least:
             raise UsageError(f"{name}={values[name]} is too small; choose {least} or more.")
@@ -89,8 +91,7 @@ def _check_room(place: Path, nodes: int) -> None:
 
 
 def _list(argv: Sequence[str]) -> int:
-    switch = Flag("json", (), bool, False, "Print one JSON object.")
-    values = _parsed("list", argv, [DIRECTORY, SUPERLINK, switch], LIST_TEXT)
+    values = common.parse("keys list", argv, [DIRECTORY, SUPERLINK, JSON], LIST_TEXT)
     place = Path(values["directory"])
     certificates, warnings = tls.certificates_in(place), _warnings(place)
     publics = {path.stem: node_keys.read_public(path) for path in sorted(place.glob("*.pub"))}
@@ -123,7 +124,7 @@ def _renew(argv: Sequence[str]) -> int:
         SUPERLINK,
         Flag("out", (), str | None, None, "The server's directory (`out`) of a run that has begun."),
     ]
-    values = _parsed("renew", argv, [DIRECTORY, *options], RENEW_TEXT)
+    values = common.parse("keys renew", argv, [DIRECTORY, *options], RENEW_TEXT)
     place, name = Path(values["directory"]), values["node"]
     if name is None:
         for flag in ("public", "superlink", "out"):
@@ -162,7 +163,7 @@ def _renew_server(place: Path, days: int) -> int:
 
 
 def _revoke(argv: Sequence[str]) -> int:
-    values = _parsed("revoke", argv, [DIRECTORY, NODE, SUPERLINK], REVOKE_TEXT)
+    values = common.parse("keys revoke", argv, [DIRECTORY, NODE, SUPERLINK], REVOKE_TEXT)
     place, name = Path(values["directory"]), values["node"]
     if name is None:
         raise UsageError(
@@ -180,13 +181,6 @@ def _revoke(argv: Sequence[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"list": _list, "renew": _renew, "revoke": _revoke}
-
-
-def _parsed(command: str, argv: Sequence[str], wanted: Sequence[Flag], text: str) -> dict[str, Any]:
-    """Return the values of a command's flags."""
-    return flags.parse({"keys": flags.group("keys", "", wanted)}, argv, f"priory flower keys {command}".rstrip(), text)[
-        "keys"
-    ]
 
 
 def _superlink(values: dict[str, Any]) -> SuperLink:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from priory import report
-from priory.cli import flags
 from priory.cli.flags import Flag
+from priory.cli.flower import common
+from priory.cli.flower.common import STATE
 from priory.core.errors import UsageError
 from priory.core.text import one_line
 from priory.deploy.client_states import client_directory
@@ -25,7 +26,6 @@ VERIFY_TEXT = (
     "a log is not whole."
 )
 SHOW_TEXT = "Show the last entries of a client's log, one line for each request."
-DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "The state directory of the node.", placed="DIR")
 CLIENT = Flag("client", (), int | None, None, "Number of the client (partition-id); all that have a log by default.")
 HEAD = Flag("head", (), str | None, None, "A head that was noted before, which must be in the log.")
 LAST = Flag("last", (), int, 20, "How many entries to show.")
@@ -44,7 +44,7 @@ def log(argv: Sequence[str]) -> int:
 
 
 def _verify(argv: Sequence[str]) -> int:
-    values = _parsed("verify", argv, [DIRECTORY, CLIENT, HEAD], VERIFY_TEXT)
+    values = common.parse("log verify", argv, [STATE, CLIENT, HEAD], VERIFY_TEXT)
     logs, head = _logs(values), values["head"]
     if head is not None and HASH.fullmatch(head) is None:
         raise UsageError(f"head={head!r} is not the hash of an entry; give its 64 hexadecimal digits.")
@@ -52,13 +52,12 @@ def _verify(argv: Sequence[str]) -> int:
         raise UsageError(f"head={head} is of one log, and {len(logs)} clients have one here; give --client N.")
     verdicts = [(one.client, one.verify(head)) for one in logs]
     for client, verdict in verdicts:
-        for line in lines_of(client, verdict):
-            report.say(line)
+        report.say(*lines_of(client, verdict))
     return 0 if all(verdict.holds for _, verdict in verdicts) else BROKEN
 
 
 def _show(argv: Sequence[str]) -> int:
-    values = _parsed("show", argv, [DIRECTORY, CLIENT, LAST], SHOW_TEXT)
+    values = common.parse("log show", argv, [STATE, CLIENT, LAST], SHOW_TEXT)
     if values["last"] < 1:
         raise UsageError(f"last={values['last']} is too small; choose 1 or more.")
     for one in _logs(values):
@@ -111,9 +110,7 @@ def _logs(values: dict[str, Any]) -> list[NodeLog]:
     """Return the log of the client that was named, or of all that have one."""
     directory, client = Path(values["directory"]), values["client"]
     if client is not None:
-        if client < 0:
-            raise UsageError(f"client={client} must be 0 or more; give the partition-id of its node.")
-        return [NodeLog(client_directory(directory, client), client)]
+        return [NodeLog(common.place_of(directory, client), client)]
     found = (re.fullmatch(r"client-(0|[1-9]\d*)", path.parent.name) for path in directory.glob(f"client-*/{NAME}"))
     clients = sorted(int(match[1]) for match in found if match)
     if not clients:
@@ -123,8 +120,3 @@ def _logs(values: dict[str, Any]) -> list[NodeLog]:
 
 def _short(number: Any) -> str:
     return f"{number:.4g}" if isinstance(number, float) else str(number)
-
-
-def _parsed(command: str, argv: Sequence[str], wanted: Sequence[Flag], text: str) -> dict[str, Any]:
-    """Return the values of a command's flags."""
-    return flags.parse({"log": flags.group("log", "", wanted)}, argv, f"priory flower log {command}", text)["log"]

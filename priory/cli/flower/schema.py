@@ -7,6 +7,7 @@ from priory import data, report
 from priory.cli import flags
 from priory.cli.federation import DataFlags
 from priory.cli.flags import Flag
+from priory.cli.flower import common
 from priory.core.errors import UsageError
 from priory.data import draft
 from priory.data.datasets import OWN_FILES
@@ -25,8 +26,7 @@ def schema(argv: Sequence[str]) -> int:
     """Return the exit code of `priory flower schema`."""
     options = [flags.find(DataFlags(), name, "priory flower schema") for name in OPTIONS]
     options = [flags.several(flag) if isinstance(flag.default, tuple) else flag for flag in options]
-    groups = {"schema": flags.group("schema", "", [DATA, *options, OUT])}
-    values = flags.parse(groups, argv, "priory flower schema", TEXT)["schema"]
+    values = common.parse("schema", argv, [DATA, *options, OUT], TEXT)
     path, out, clients = values.pop("data"), Path(values.pop("out")), values.pop("clients")
     if Path(path).suffix not in OWN_FILES:
         raise UsageError(f"{path!r} must be a .csv or .npz file; a public data set needs no schema.")
@@ -39,11 +39,10 @@ def schema(argv: Sequence[str]) -> int:
         raise UsageError(f"{out} exists, and no schema is overwritten; choose another --out.") from None
     except OSError as error:
         raise UsageError(f"{out} cannot be written ({error.strerror}); choose another --out.") from None
-    for line in (
+    report.say(
         *loaded.describe().splitlines(),
         f"{out}: a draft, which is not reviewed; it has values that were read from the rows, each marked",
         "  replace them by what is known without the rows, set reviewed = true, and make an app with",
         f"  priory flower init DIR --schema {out}",
-    ):
-        report.say(line)
+    )
     return 0

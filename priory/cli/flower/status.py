@@ -8,18 +8,18 @@ from typing import Any
 from priory import report
 from priory.cli import flags
 from priory.cli.flags import Flag
+from priory.cli.flower import common
+from priory.cli.flower.common import JSON
 from priory.deploy.journal import read_events, read_status
 
 TEXT = "Show the status of a run's server. The exit code is 0 if it is at work or has finished, 1 if it failed or died."
 DIRECTORY = Flag("directory", (), str, flags.REQUIRED, "The server's directory (`out`).", placed="DIR")
-JSON = Flag("json", (), bool, False, "Print one JSON object.")
 DEAD = 1
 
 
 def status(argv: Sequence[str]) -> int:
     """The exit code of `priory flower status`."""
-    groups = {"status": flags.group("status", "", [DIRECTORY, JSON])}
-    values = flags.parse(groups, argv, "priory flower status", TEXT)["status"]
+    values = common.parse("status", argv, [DIRECTORY, JSON], TEXT)
     directory = Path(values["directory"])
     if not (directory / "status.json").exists() and (directory / "server" / "status.json").exists():
         directory = directory / "server"  # of `priory flower up`
@@ -28,8 +28,7 @@ def status(argv: Sequence[str]) -> int:
     if values["json"]:
         print(json.dumps(told))
     else:
-        for line in lines_of(told, directory):
-            report.say(line)
+        report.say(*lines_of(told, directory))
     return 0 if fine else DEAD
 
 

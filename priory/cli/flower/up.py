@@ -10,8 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich.console import Console
-
 from priory import report
 from priory.cli import flags, progress
 from priory.cli.app import INTERRUPTED
@@ -73,11 +71,6 @@ def up(argv: Sequence[str]) -> int:
         raise UsageError("--schema alone has no rows to deal to nodes; give --data as well.")
     default = Path("runs") / f"flower-{charter.name}-{Path(federation.name).stem}"
     place = Path(chosen.out) if chosen.out else default
-    console = report.console()
-
-    def told(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
     check_writable(place)
     place.parent.mkdir(parents=True, exist_ok=True)  # often runs/, which others may read
     private_directory(place, ours=(place / "app").exists())
@@ -86,31 +79,32 @@ def up(argv: Sequence[str]) -> int:
     server = place.resolve() / "server"
     operations = {"min-replies": chosen.min_replies, "timeout": chosen.timeout, "attempts": chosen.attempts}
     free = {"rounds": charter.settings.rounds, "seed": charter.settings.seed}
-    told(f"{charter.name} on {federation.describe()}")
-    for line in (asked.hash_line(app), *wanted.shared, *asked.privacy_of(charter)):
-        told(line)
-    told(f"starting a server and {len(nodes)} nodes on 127.0.0.1{', with TLS and node keys' if chosen.secure else ''}")
+    report.say(f"{charter.name} on {federation.describe()}", asked.hash_line(app), *wanted.shared)
+    report.say(*asked.privacy_of(charter))
+    report.say(
+        f"starting a server and {len(nodes)} nodes on 127.0.0.1{', with TLS and node keys' if chosen.secure else ''}"
+    )
     if chosen.secure and find_nginx() is None:
-        told("nginx with its stream module is not installed, so nodes connect to the SuperLink without a gateway")
+        report.say("nginx with its stream module is not installed, so nodes connect to the SuperLink without a gateway")
     for certificate in certificates_in(place / "flower" / "certificates") if chosen.secure else ():
         if warning := certificate.warning():
-            told(f"warning: {warning}")
+            report.say(f"warning: {warning}")
     with progress.interruptible() as stop, _ended_by(signal.SIGTERM):
         try:
             traffic = traffic_of(charter)
             with Fleet(place / "flower", nodes, port=chosen.port, secure=chosen.secure, traffic=traffic) as fleet:
                 gateway = f", behind a gateway on port {fleet.gateway_port}" if fleet.has_gateway else ""
-                told(f"server on port {fleet.port}{gateway}, nodes {', '.join(map(str, fleet.node_ids))}")
-                code = _watched(fleet, app, free | operations | {"out": str(server)}, server, stop, told)
+                report.say(f"server on port {fleet.port}{gateway}, nodes {', '.join(map(str, fleet.node_ids))}")
+                code = _watched(fleet, app, free | operations | {"out": str(server)}, server, stop)
         except FlowerError as error:
             raise UsageError(
                 f"Flower could not be started: {error}; the logs are in {place / 'flower' / 'logs'}."
             ) from None
-    told("everything is taken down")
+    report.say("everything is taken down")
     if code == INTERRUPTED:
-        told(f"Stopped; go on with: priory flower up {shlex.join(argv)}")
+        report.say(f"Stopped; go on with: priory flower up {shlex.join(argv)}")
     if code == 0:
-        _conclude(console, server, place)
+        _conclude(server, place)
     return code
 
 
@@ -159,9 +153,7 @@ def _node(place: Path, federation: Any, client: int) -> dict[str, Any]:
     return {"partition-id": client, "num-partitions": num, "dealt": str(dealt), "state": str(home / "state")}
 
 
-def _watched(
-    fleet: Fleet, app: Path, config: dict[str, Any], server: Path, stop: Callable[[], bool], told: Callable[[str], None]
-) -> int:
+def _watched(fleet: Fleet, app: Path, config: dict[str, Any], server: Path, stop: Callable[[], bool]) -> int:
     """The exit code after the run ended; a server app that died is started again and goes on from its checkpoint."""
     shown = len(read_events(server)) if (server / EVENTS).exists() else 0
     started = dict.fromkeys(range(len(fleet.supernodes)), time.monotonic())
@@ -171,23 +163,23 @@ def _watched(
         looked = time.monotonic()
         while True:
             time.sleep(LOOK)
-            shown = _show(server, shown, told)
+            shown = _show(server, shown)
             if stop():
                 return INTERRUPTED
             for node, process in enumerate(fleet.supernodes):
                 died = process is not None and process.poll() is not None
                 if died and time.monotonic() - started[node] > START_AGAIN:
                     started[node] = time.monotonic()
-                    told(f"node {node} died and is started again")
+                    report.say(f"node {node} died and is started again")
                     fleet.start_node(node, wait=False)
             status = read_status(server) if (server / STATUS).exists() else {"phase": "starting"}
             if status["phase"] == "finished":
                 return 0
             if status["phase"] == "failed":
-                told(f"priory: {status['error']}")
+                report.say(f"priory: {status['error']}")
                 return FAILED
             if fleet.superlink is not None and fleet.superlink.poll() is not None:
-                told("the SuperLink died and is started again")
+                report.say("the SuperLink died and is started again")
                 fleet.restart_superlink()
                 break
             if not status.get("alive", True) and not _over(server):
@@ -196,7 +188,7 @@ def _watched(
                 looked = time.monotonic()
                 if fleet.state_of(run) in ("failed", "stopped", "finished") and not _over(server):
                     break
-        told(f"the server died in life {life + 1} of {LIVES}: {_last_line(fleet.log_of(run))}")
+        report.say(f"the server died in life {life + 1} of {LIVES}: {_last_line(fleet.log_of(run))}")
     return FAILED
 
 
@@ -205,22 +197,22 @@ def _over(server: Path) -> bool:
     return (server / STATUS).exists() and read_status(server)["phase"] in ("finished", "failed")
 
 
-def _show(server: Path, shown: int, told: Callable[[str], None]) -> int:
+def _show(server: Path, shown: int) -> int:
     """Print the events that are new, and the number of all."""
     events = read_events(server)
     for one in events[shown:]:
         match one["event"]:
             case "joined":
                 rows = "" if one["examples"] is None else f" with {one['examples']} examples"
-                told(f"client {one['client']} is there{rows}")
+                report.say(f"client {one['client']} is there{rows}")
             case "round":
                 refused = ", ".join(f"client {client} {reason}" for client, reason in one["refused"].items())
                 usable = f"{one['usable']} of {one['asked']} replies usable, {one['seconds']:.1f} s"
-                told(f"round {one['round'] + 1}: {usable}{'; ' if refused else ''}{refused}")
+                report.say(f"round {one['round'] + 1}: {usable}{'; ' if refused else ''}{refused}")
             case "left":
-                told(f"client {one['client']} has left")
+                report.say(f"client {one['client']} has left")
             case "refused" | "turned away" | "discarded" | "short":
-                told(f"{one['event']}: {one.get('sentence') or one}")
+                report.say(f"{one['event']}: {one.get('sentence') or one}")
     return len(events)
 
 
@@ -229,15 +221,15 @@ def _last_line(log: str) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def _conclude(console: Console, server: Path, place: Path) -> None:
+def _conclude(server: Path, place: Path) -> None:
     summary = RunDirectory(server).summary() or {}
     if summary.get("personal"):
+        console = report.console()
         console.print()
         console.print(report.run_table(summary))
         console.print()
-    for line in (
+    report.say(
         f"server: {server} (priory flower status {place})",
         f"posteriors: {place}/nodes/*/state, one directory for each client; its personal model is in model/ there",
         f"app: {place / 'app'}, logs: {place / 'flower' / 'logs'}",
-    ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    )
