@@ -75,7 +75,7 @@ def declared(words: Sequence[str]) -> list[Declared]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flags, "parse", parse)
         with pytest.raises(_Asked):
-            app._dispatch(list(words))
+            app.dispatch(list(words), app.COMMANDS, "priory", "", "")
     return [_declared(field) for group in found.values() for field in dataclasses.fields(group)]
 
 
