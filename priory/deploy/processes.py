@@ -5,8 +5,7 @@
         state = fleet.wait(run)
 
 The processes are those of a real deployment, TLS and registered keys included; only the machine is the same. Whatever
-happens inside the `with`, nothing runs after it: Flower's processes start others, some of them in sessions of their
-own, so each inherits a mark in its environment by which all are found again.
+happens inside the `with`, nothing runs after it.
 
 Apps run in processes that a SuperExec starts (`--isolation process`), which proves itself by a secret: otherwise
 whoever reaches a port of Flower's on this machine can take the place of the ServerApp or of a ClientApp. Where nginx is
@@ -17,14 +16,10 @@ Flower's own files.
 """
 
 import contextlib
-import fcntl
-import hashlib
-import json
 import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -34,42 +29,26 @@ from typing import Any, Literal, Self, cast
 import tomli_w
 
 from priory.core.errors import UsageError
-from priory.core.files import private_directory
+from priory.deploy.flower_processes import HOST, START, FlowerError, FlowerProcesses, Process
 from priory.deploy.gateway import CONFIG, Traffic, find_nginx, write_gateway
 from priory.deploy.tls import SECRET, check_certificates, write_authority, write_node_key, write_secret
 
-Process = subprocess.Popen[bytes]
 State = Literal["pending", "starting", "running", "finished", "failed", "stopped"]
 OVER = ("finished", "failed", "stopped")
-HOST, MARK = "127.0.0.1", "PRIORY_FLEET"
 ACCEPTED = "SuperNode ID: "  # what a node writes, with its id, once the SuperLink has accepted it
 LINK = "fleet"  # what Flower's command line calls our SuperLink
-SETTINGS = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Seconds between looks for work. At a tenth, two nodes with nothing to do cost a fifth of a core, to no gain.
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
-    # Flower's clients obey the proxy settings of the environment, and no proxy reaches this machine's loopback.
-    **dict.fromkeys(["NO_PROXY", "no_proxy"], HOST),
-    "PYTHONUNBUFFERED": "1",  # so that a log says all that an app has written, even if it was killed
-}
-START, STOP = 120.0, 10.0  # seconds for a process to come up, and to go down before it is killed
 # Seconds. A SuperLink turns away a node that it believes to be there, and takes a minute to miss one that was killed.
 MISSED = 75.0
 
 
-class FlowerError(RuntimeError):
-    """A command or process of Flower failed; the message ends with what it said itself."""
-
-
-class Fleet:
+class Fleet(FlowerProcesses):
     """A SuperLink and its SuperNodes, for as long as the `with` lasts.
 
     Attributes:
         directory: Where everything is kept; a second fleet on the same directory goes on with the same keys and state.
         nodes: The node config of each client.
+        keys: The private key of each node.
+        authority: The certificate by which nodes know the SuperLink.
         port: The SuperLink's port; gateway and nodes take the ports after it. Free ones are found unless given.
         secure: Whether to use TLS and registered keys.
         environments: More environment variables, for each node.
@@ -85,19 +64,16 @@ class Fleet:
         environments: Sequence[Mapping[str, str]] = (),
         traffic: Traffic | None = None,
     ) -> None:
-        self.directory, self.secure = directory.resolve(), secure
+        super().__init__(directory)
+        self.secure, self.authority = secure, self.directory / "certificates" / "ca.crt"
         self.node_configs, self.environments = list(map(pairs, nodes)), list(environments) or [{} for _ in nodes]
         if len(self.environments) != len(nodes):
             raise UsageError(f"{len(self.environments)} environments for {len(nodes)} nodes; give one for each node.")
         self._traffic, self._nginx = traffic, find_nginx() if secure and traffic else None
         self.port, self.gateway_port, self._inside, *self.node_ports = take_ports(3 + len(nodes), port)
         self.superlink: Process | None = None
-        self._started: list[Process] = []
         self.supernodes: list[Process | None] = [None for _ in nodes]
         self.keys = [self.directory / "keys" / f"client-{node}" for node in range(len(nodes))]
-        self._token = hashlib.sha256(str(self.directory).encode()).hexdigest()[:16]
-        self._lock: int | None = None
-        self._log_starts: dict[str, int] = {}  # where in its log the present life of a process begins
 
     def __enter__(self) -> Self:
         self._hold()
@@ -149,87 +125,31 @@ class Fleet:
         """What the server app of a run has written so far."""
         return self._flwr("log", str(run), LINK, "--show")
 
-    def log_of_node(self, node: int) -> str:
-        """What a node and its client apps have written since it was last started."""
-        return self._log(f"node-{node}")
-
-    def log_of_superlink(self) -> str:
-        """What the SuperLink has written since it was last started; a server app's words are in the log of its run."""
-        return self._log("superlink")
-
     @property
     def node_ids(self) -> list[int]:
         """The ids by which a server app knows the nodes, in their order; a node that keeps its key keeps its id."""
-        return [int(self.log_of_node(node).split(ACCEPTED)[1].split()[0]) for node in range(len(self.supernodes))]
+        return [int(self.log(f"node-{node}").split(ACCEPTED)[1].split()[0]) for node in range(len(self.supernodes))]
 
-    def start_node(
-        self, node: int, key: Path | None = None, authority: Path | None = None, wait: bool = True, patience: float = 0
-    ) -> None:
-        """Starts a node that does not run, and waits until the SuperLink has accepted it, unless told not to.
+    def start_node(self, node: int, wait: bool = True, patience: float = 0.0) -> None:
+        """Start a node that does not run, and wait until the SuperLink has accepted it, unless told not to.
 
         Args:
-            key: A private key other than its own.
-            authority: An authority's certificate other than the fleet's.
             patience: Seconds to go on trying; `MISSED` is enough for one that was killed.
         """
         if (process := self.supernodes[node]) is not None and process.poll() is None:
             raise UsageError(f"Node {node} is running; kill it before starting it again.")
-        self._start_node(node, key, authority)
+        self._start_node(node)
         if wait:
-            self._await_node(node, patience, key, authority)
+            self._await_node(node, patience)
 
     def kill_node(self, node: int, how: signal.Signals = signal.SIGKILL) -> None:
         """Ends a node with all it has started: as a crash does, or with SIGTERM as its owner would."""
         self._end(f"node-{node}", how)
 
-    def kill_server_app(self) -> int:
-        """The number of server apps that were running and are now dead; the SuperLink is not told."""
-        apps = [pid for pid in self.processes("superlink") if b"flwr-serverapp" in _read(pid, "cmdline")]
-        for pid in apps:
-            os.kill(pid, signal.SIGKILL)
-        return len(apps)
-
     def restart_superlink(self) -> None:
         """Kills the SuperLink with all it has started, and starts it anew on the same port, state and certificates."""
         self._end("superlink", signal.SIGKILL)
         self._start_superlink()
-
-    def processes(self, name: str = "") -> list[int]:
-        """The ids of all living processes, orphans included, or of those of "superlink", "node-0" or all "node-"."""
-        mark = f"\0{MARK}={self._token}/{name}".encode() + (b"" if name in ("", "node-") else b"\0")
-        pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-        found = [pid for pid in pids if mark in b"\0" + _read(pid, "environ")]
-        return found + [pid for pid in pids if name in ("", "gateway") and self._is_gateway(pid)]
-
-    def _is_gateway(self, pid: int) -> bool:
-        """Return whether a process is our nginx, which writes its title over its environment."""
-        try:
-            return _read(pid, "cmdline").startswith(b"nginx: ") and Path(f"/proc/{pid}/cwd").samefile(self._gateway)
-        except OSError:
-            return False
-
-    def close(self) -> None:
-        """Ends all processes of this fleet, and raises if one survives."""
-        try:
-            self._end("node-", signal.SIGTERM)  # while there is a SuperLink from which they can take their leave
-            self._end("", signal.SIGTERM)
-        finally:  # so that a second Ctrl-C leaves nothing behind either
-            self._end("", signal.SIGKILL)
-            if self._lock is not None:
-                os.close(self._lock)
-                self._lock = None
-        if left := self.processes():
-            raise FlowerError(f"Processes {left} of the fleet in {self.directory} survived SIGKILL.")
-
-    def _hold(self) -> None:
-        """Keeps other fleets off the directory, for as long as this process lives."""
-        private_directory(self.directory, ours=(self.directory / "lock").exists())
-        self._lock = os.open(self.directory / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise UsageError(f"{self.directory} holds a fleet that is up; take it down, or use another.") from None
 
     def _prepare(self) -> None:
         """Writes certificates, keys and Flower's configuration, as far as they are not there."""
@@ -281,7 +201,7 @@ class Fleet:
             with contextlib.suppress(OSError), socket.create_connection((HOST, self.gateway_port), timeout=1.0):
                 return
             time.sleep(0.05)
-        raise FlowerError(f"nginx was not ready; its log ends:\n{self._log('gateway')[-2000:]}")
+        raise FlowerError(f"nginx was not ready; its log ends:\n{self.log('gateway')[-2000:]}")
 
     def _start_superexec(
         self, name: str, parent: Process, port: int, extra: Mapping[str, str], trust: Sequence[str]
@@ -299,10 +219,6 @@ class Fleet:
     def _secret(self) -> Path:
         return self.directory / SECRET
 
-    @property
-    def _gateway(self) -> Path:
-        return self.directory / "gateway"
-
     def _register(self, key: Path) -> None:
         """Makes a node's public key known to the SuperLink, unless it is."""
         try:
@@ -311,11 +227,11 @@ class Fleet:
             if "already in use" not in str(error):  # a second fleet on the same directory
                 raise
 
-    def _start_node(self, node: int, key: Path | None = None, authority: Path | None = None) -> None:
+    def _start_node(self, node: int) -> None:
         trust = ["--insecure"]
         if self.secure:
-            trust = ["--root-certificates", str(authority or self.directory / "certificates" / "ca.crt")]
-            trust += ["--auth-supernode-private-key", str(key or self.keys[node])]
+            trust = ["--root-certificates", str(self.authority)]
+            trust += ["--auth-supernode-private-key", str(self.keys[node])]
         server = self.gateway_port if self.has_gateway else self.port
         where = ["--superlink", f"{HOST}:{server}", "--host", HOST, "--port", str(self.node_ports[node])]
         config = ["--node-config", self.node_configs[node]] if self.node_configs[node] else []
@@ -324,8 +240,8 @@ class Fleet:
         self.supernodes[node] = process
         self._start_superexec(name, process, self.node_ports[node], extra, ["--insecure"])
 
-    def _await_node(self, node: int, patience: float, *trust: Path | None) -> None:
-        """Waits until the SuperLink has accepted a node, which is started anew until then or until patience ends."""
+    def _await_node(self, node: int, patience: float) -> None:
+        """Wait until the SuperLink has accepted a node, which is started again until then or until patience ends."""
         deadline = time.monotonic() + patience
         while True:
             try:
@@ -334,87 +250,7 @@ class Fleet:
                 self.kill_node(node)
                 if time.monotonic() > deadline:
                     raise
-                self._start_node(node, *trust)
-
-    def _await(self, name: str, process: Process | None, sign: str) -> None:
-        """Waits for a sign in the log of a process; raises with the log's end if it dies first or takes too long."""
-        assert process is not None
-        deadline = time.monotonic() + START
-        while (code := process.poll()) is None and time.monotonic() < deadline:
-            if sign in self._log(name):
-                return
-            time.sleep(0.1)
-        fate = f"was not ready after {START:.0f} s" if code is None else f"ended with exit code {code}"
-        raise FlowerError(f"{name} {fate}; its log ends:\n{self._log(name)[-2000:]}")
-
-    def _start(
-        self,
-        name: str,
-        extra: Mapping[str, str],
-        program: str,
-        *arguments: str,
-        goes_on: bool = False,
-        cwd: Path | None = None,
-    ) -> Process:
-        """Start a process in a session of its own, writing to the log of that name.
-
-        Args:
-            goes_on: Whether it writes to the log of a process that runs.
-        """
-        path = self.directory / "logs" / f"{name}.log"
-        if not goes_on:
-            self._log_starts[name] = path.stat().st_size if path.exists() else 0
-        with path.open("ab") as log:
-            output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-            command, environment = [_executable(program), *arguments], {**self._environment(name), **extra}
-            how: dict[str, Any] = {"cwd": cwd or self.directory, "env": environment, "start_new_session": True}
-            # Flower gives files the modes that the umask allows, its state.db with clients' weights among them.
-            process = Process(command, umask=0o077, **how, **output)
-        self._started.append(process)
-        return process
-
-    def _end(self, name: str, how: signal.Signals) -> None:
-        """Sends a signal once to each process of that name, new ones included, until all are gone or `STOP` is over."""
-        told, deadline = set[int](), time.monotonic() + STOP
-        while (alive := self.processes(name)) and time.monotonic() < deadline:
-            for pid in set(alive) - told:
-                with contextlib.suppress(ProcessLookupError):  # it was faster
-                    os.kill(pid, how)
-            told |= set(alive)
-            time.sleep(0.05)
-        for process in self._started:
-            if process.poll() is None and process.pid in told - set(alive):
-                process.wait()  # it is ending; this takes it off the kernel's books
-
-    def _environment(self, name: str) -> dict[str, str]:
-        """Our environment, Flower's switches, the mark, and a Flower home of its own.
-
-        Each process unpacks the app in its home; in a common one they would do so over one another.
-        """
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        own = {"PATH": path, "FLWR_HOME": str(self.directory / "home" / name), MARK: f"{self._token}/{name}"}
-        return {**os.environ, **SETTINGS, **own}
-
-    def _log(self, name: str) -> str:
-        with (self.directory / "logs" / f"{name}.log").open("rb") as log:
-            log.seek(self._log_starts[name])
-            return log.read().decode(errors="replace")
-
-    def _ask(self, *arguments: str) -> dict[str, Any]:
-        """What Flower's command line answers. Asked for JSON it ends with code 0 even when it fails."""
-        said = self._flwr(*arguments, "--format", "json")
-        answer: dict[str, Any] = json.loads(said[said.index("{") :])
-        if not answer["success"]:
-            raise FlowerError(f"flwr {' '.join(arguments)} failed: {answer['error-message']}")
-        return answer
-
-    def _flwr(self, *arguments: str) -> str:
-        """What Flower's command line prints."""
-        command, environment = [_executable("flwr"), *arguments], self._environment("command")
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START)
-        if done.returncode:
-            raise FlowerError(f"flwr {' '.join(arguments)} failed: {done.stdout}{done.stderr}")
-        return done.stdout
+                self._start_node(node)
 
 
 def take_ports(count: int, first: int | None = None) -> list[int]:
@@ -438,18 +274,3 @@ def pairs(config: Mapping[str, Any]) -> str:
             rule = "give a number, a truth value, or text without quotes, backslashes and line breaks"
             raise UsageError(f"{key}={value!r} does not fit into a node config; {rule}.")
     return " ".join(line.replace(" = ", "=", 1) for line in tomli_w.dumps(dict(config)).splitlines())
-
-
-def _executable(name: str) -> str:
-    """The path of a program of Flower's, which is installed next to Python."""
-    path = Path(sys.executable).parent / name  # an absolute name stays as it is
-    if not path.exists():
-        raise UsageError(f"{name} is not installed next to {sys.executable}; pip install 'priory[flower]' brings it.")
-    return str(path)
-
-
-def _read(pid: int, file: str) -> bytes:
-    """A file of the kernel's on a process; empty if the process has ended or is not ours."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/{file}").read_bytes()
-    return b""

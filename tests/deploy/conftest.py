@@ -1,5 +1,7 @@
 """Federations small enough to be deployed in one process: two clients, five features, three classes."""
 
+import os
+import signal
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,7 +17,7 @@ from priory.core import rng
 from priory.core.rng import Stream
 from priory.data import Federation
 from priory.deploy import charter as charters
-from priory.deploy import wire
+from priory.deploy import flower_processes, wire
 from priory.deploy.charter import Charter
 from priory.deploy.client import Client
 from priory.deploy.examples import of_client
@@ -71,6 +73,14 @@ def asked(charter: Charter, kind: Kind = "train", /, t: int = 0, down: Any = Non
     config |= {"seed": charter.settings.seed, "version": version_of("priory"), "charter": charter.digest}
     arrays = {} if kind == "hello" else wire.encode({"down": first_broadcast(charter) if down is None else down})
     return Request(kind, config | changed, arrays)
+
+
+def kill_server_app(fleet: Any) -> int:
+    """Kill the server apps that a fleet runs and return their number; its SuperLink is not told."""
+    apps = [pid for pid in fleet.processes("superlink") if b"flwr-serverapp" in flower_processes._read(pid, "cmdline")]
+    for pid in apps:
+        os.kill(pid, signal.SIGKILL)
+    return len(apps)
 
 
 class Deployed:

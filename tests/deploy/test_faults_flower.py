@@ -26,7 +26,7 @@ from priory.deploy.client_states import ClientStateStore
 from priory.deploy.journal import read_events, read_status
 from priory.deploy.processes import Fleet
 from priory.store import Checkpoint, RunDirectory
-from tests.deploy.conftest import small_charter, small_federation
+from tests.deploy.conftest import kill_server_app, small_charter, small_federation
 from tests.deploy.faults import REFUSED
 
 pytest.importorskip("flwr")
@@ -310,7 +310,7 @@ def test_a_federation_goes_on_after_a_node_and_the_server_were_killed(federation
     made.fleet.start_node(2, patience=180)
     assert [path.read_bytes() for path in sorted(made.states[2].rglob("state-*"))][: len(before)] == before
     made.await_asking(4)
-    assert made.fleet.kill_server_app() == 1
+    assert kill_server_app(made.fleet) == 1
     made.submit()
     made.await_end()
     check(made, FIRST, excused={2})
@@ -333,9 +333,9 @@ def test_a_federation_goes_on_after_the_superlink_was_killed_and_a_clock_jumped(
     if clock:
         clock.jump(3600)
         made.await_event("left", client=2)
-        said = made.fleet.log_of_superlink()
+        said = made.fleet.log("superlink")
         assert '"POST /v1/fleet/pull-messages HTTP/1.1" 401' in said  # its signatures are of another hour
-        assert "SuperNode terminated" in made.fleet.log_of_node(2)  # though its process is still there
+        assert "SuperNode terminated" in made.fleet.log("node-2")  # though its process is still there
         clock.jump(0)
         made.fleet.kill_node(2)
         made.fleet.start_node(2, patience=180)

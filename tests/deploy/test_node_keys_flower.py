@@ -11,8 +11,9 @@ import pytest
 from priory import methods
 from priory.deploy import examples
 from priory.deploy.app import write_app
+from priory.deploy.flower_processes import FlowerError
 from priory.deploy.journal import read_events, read_status
-from priory.deploy.processes import Fleet, FlowerError
+from priory.deploy.processes import Fleet
 from priory.deploy.roster import Roster
 from priory.store import RunDirectory
 from tests.deploy.conftest import small_charter, small_federation
@@ -44,9 +45,11 @@ def test_a_key_is_renewed_during_a_run_and_the_old_one_is_turned_away(tmp_path, 
         assert f"(node {old}) is unregistered" in said
         await_in(out, lambda: any(one["event"] == "left" and one["client"] == 0 for one in read_events(out)))
         fleet.kill_node(0)
+        own, fleet.keys[0] = fleet.keys[0], tmp_path / "old-key"
         with pytest.raises(FlowerError, match="Failed to activate SuperNode"):
-            fleet.start_node(0, key=tmp_path / "old-key")
-        assert "No SuperNode found with the given public key" in fleet.log_of_superlink()
+            fleet.start_node(0)
+        assert "No SuperNode found with the given public key" in fleet.log("superlink")
+        fleet.keys[0] = own
         fleet.start_node(0)
         assert fleet.node_ids == [new, other]
 

@@ -20,10 +20,11 @@ from priory.core.rng import Stream
 from priory.deploy import charter as charters
 from priory.deploy import examples
 from priory.deploy.app import write_app
+from priory.deploy.flower_processes import SETTINGS
 from priory.deploy.journal import read_events
-from priory.deploy.processes import SETTINGS, Fleet
+from priory.deploy.processes import Fleet
 from priory.store import Checkpoint, RunDirectory
-from tests.deploy.conftest import MODEL, small_charter, small_federation
+from tests.deploy.conftest import MODEL, kill_server_app, small_charter, small_federation
 from tests.deploy.test_one_truth import assert_same_server
 
 pytest.importorskip("flwr")
@@ -52,7 +53,7 @@ def test_simulator_and_flower_give_the_same_server(fleet, tmp_path, name):
     write_app(tmp_path / "app", charter, {}, out=str(out), authenticated=True)
     run = fleet.submit(tmp_path / "app", {"timeout": 120.0})
     wait_for_the_last_round(out, lambda: fleet.log_of(run))
-    fleet.kill_server_app()  # scores are none of this test's business
+    kill_server_app(fleet)  # scores are none of this test's business
     assert_same_server(server_in(out, charter), simulated(charter).server)
     assert [one["refused"] for one in RunDirectory(out).metrics()] == [{}] * ROUNDS
 

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from priory.core.errors import UsageError
-from priory.deploy import processes
-from priory.deploy.processes import MARK, Fleet, FlowerError, pairs, take_ports
+from priory.deploy import flower_processes
+from priory.deploy.flower_processes import MARK, FlowerError
+from priory.deploy.processes import Fleet, pairs, take_ports
 from priory.deploy.tls import write_authority, write_node_key
+from tests.deploy.conftest import kill_server_app
 
 PROJECT = """
 [project]
@@ -124,13 +126,16 @@ def test_only_those_with_a_registered_key_and_the_right_certificate_come_in(tmp_
     write_node_key(tmp_path / "stranger")
     write_authority(tmp_path / "elsewhere")
     with Fleet(tmp_path / "fleet", NODES[:1]) as fleet:
-        before = fleet.node_ids
+        before, own, authority = fleet.node_ids, fleet.keys[0], fleet.authority
         fleet.kill_node(0, signal.SIGTERM)
+        fleet.keys[0] = tmp_path / "stranger"
         with pytest.raises(FlowerError, match="Failed to activate SuperNode"):
-            fleet.start_node(0, key=tmp_path / "stranger")
-        assert "No SuperNode found with the given public key" in fleet.log_of_superlink()
+            fleet.start_node(0)
+        assert "No SuperNode found with the given public key" in fleet.log("superlink")
+        fleet.keys[0], fleet.authority = own, tmp_path / "elsewhere" / "ca.crt"
         with pytest.raises(FlowerError, match="CERTIFICATE_VERIFY_FAILED"):
-            fleet.start_node(0, authority=tmp_path / "elsewhere" / "ca.crt")
+            fleet.start_node(0)
+        fleet.authority = authority
         fleet.start_node(0)
         assert fleet.node_ids == before
 
@@ -156,7 +161,7 @@ def test_a_server_app_that_is_killed_does_not_keep_the_next_run_from_working(app
         first = fleet.submit(app, {"rounds": 100})
         while "Start `flwr-serverapp`" not in fleet.log_of(first):
             pass
-        assert fleet.kill_server_app() == 1
+        assert kill_server_app(fleet) == 1
         second = fleet.submit(app)
         assert fleet.wait(second) == "finished"
 
@@ -239,7 +244,7 @@ def test_a_directory_has_one_fleet_at_a_time(tmp_path):
 
 
 def test_what_flower_writes_is_for_its_owner_alone(tmp_path, open_umask, monkeypatch):
-    monkeypatch.setattr(processes, "_executable", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(flower_processes, "_executable", lambda name: f"/bin/{name}")
     fleet = Fleet(tmp_path / "fleet", [])
     fleet._hold()
     (fleet.directory / "logs").mkdir()

@@ -21,9 +21,10 @@ from priory.deploy import charter as charters
 from priory.deploy import examples
 from priory.deploy.app import changed_files, package_of, write_app
 from priory.deploy.charter import Charter
+from priory.deploy.flower_processes import FlowerError
 from priory.deploy.gateway import find_nginx, traffic_of
 from priory.deploy.journal import EVENTS, STATUS, read_events, read_status
-from priory.deploy.processes import Fleet, FlowerError
+from priory.deploy.processes import Fleet
 from priory.deploy.tls import certificates_in
 from priory.store import RunDirectory
 
