@@ -51,7 +51,7 @@ class Fleet(FlowerProcesses):
         authority: The certificate by which nodes know the SuperLink.
         port: The SuperLink's port; gateway and nodes take the ports after it. Free ones are found unless given.
         secure: Whether to use TLS and registered keys.
-        environments: More environment variables, for each node.
+        environments: More environment variables of each node; none unless they are set.
         traffic: What a gateway admits; without it, or without TLS or nginx, nodes connect to the SuperLink itself.
     """
 
@@ -61,14 +61,12 @@ class Fleet(FlowerProcesses):
         nodes: Sequence[Mapping[str, Any]],
         port: int | None = None,
         secure: bool = True,
-        environments: Sequence[Mapping[str, str]] = (),
         traffic: Traffic | None = None,
     ) -> None:
         super().__init__(directory)
         self.secure, self.authority = secure, self.directory / "certificates" / "ca.crt"
-        self.node_configs, self.environments = list(map(pairs, nodes)), list(environments) or [{} for _ in nodes]
-        if len(self.environments) != len(nodes):
-            raise UsageError(f"{len(self.environments)} environments for {len(nodes)} nodes; give one for each node.")
+        self.node_configs = list(map(pairs, nodes))
+        self.environments: list[Mapping[str, str]] = [{} for _ in nodes]
         self._traffic, self._nginx = traffic, find_nginx() if secure and traffic else None
         self.port, self.gateway_port, self._inside, *self.node_ports = take_ports(3 + len(nodes), port)
         self.superlink: Process | None = None

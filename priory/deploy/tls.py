@@ -61,7 +61,7 @@ def write_authority(
     authority = (
         _blank(_name("Priory authority"), _name("Priory authority"), key, _span(begin, AUTHORITY_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
         .sign(key, hashes.SHA384())
     )
     server, server_key = _server_certificate(names, authority.subject, key, _span(begin, days))
@@ -213,7 +213,7 @@ def _server_certificate(
     server = (
         _blank(_name("Priory server"), issuer, key, span)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(_usage("digital_signature"), critical=True)
         .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(signer, critical=False)
@@ -271,21 +271,13 @@ def _hosts(certificate: "x509.Certificate") -> "list[x509.GeneralName]":
     return [name for one in found if isinstance(one, x509.SubjectAlternativeName) for name in one]
 
 
-def _usage(signs_certificates: bool) -> "x509.KeyUsage":
-    """For the authority signing certificates, for the server signing handshakes, and nothing else."""
+def _usage(*allowed: str) -> "x509.KeyUsage":
+    """Return what a key may be used for, and that it is for nothing else."""
     from cryptography import x509
 
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    names = "digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign "
+    names += "crl_sign encipher_only decipher_only"
+    return x509.KeyUsage(**{name: name in allowed for name in names.split()})
 
 
 def _new_key() -> "ec.EllipticCurvePrivateKey":

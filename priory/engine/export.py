@@ -230,15 +230,13 @@ def _check_sum(file: Path, raw: bytes, entry: dict[str, Any]) -> None:
 
 
 def _read_description(path: Path) -> dict[str, Any]:
-    table: Any = None
+    raw = _read(path / DESCRIPTION)
     try:
-        table = unsealed(_read(path / DESCRIPTION))
+        table = unsealed(raw)
     except SealError as error:
         raise UsageError(f"{path / DESCRIPTION} {error}, so it was damaged; export the model again.") from None
-    except UsageError:
-        raise
     except ValueError:
-        pass  # no JSON
+        table = None  # no JSON
     if not isinstance(table, dict) or "format" not in table:
         raise UsageError(f"{path / DESCRIPTION} is no description of a personal model; export the model again.")
     if table["format"] != FORMAT:

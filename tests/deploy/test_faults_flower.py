@@ -247,7 +247,8 @@ def federation(tmp_path):
                 stack.enter_context(little_space(state))
                 told = {"dealt": str(rows), "state": str(state)}
                 nodes.append({"partition-id": client, "num-partitions": CLIENTS, **told})
-            fleet = Fleet(tmp_path / "fleet", nodes, environments=environments)
+            fleet = Fleet(tmp_path / "fleet", nodes)
+            fleet.environments = list(environments) or fleet.environments
             stack.callback(lambda: nothing_is_left(fleet))
             stack.enter_context(fleet)
             return Federation(fleet, tmp_path / "app", tmp_path / "server", charter, states, struck)

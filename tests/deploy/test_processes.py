@@ -216,11 +216,6 @@ def test_expired_certificates_are_refused_before_anything_starts(tmp_path):
     assert not (tmp_path / "state.db").exists()
 
 
-def test_every_node_needs_an_environment_if_one_has(tmp_path):
-    with pytest.raises(UsageError, match="1 environments for 2 nodes"):
-        Fleet(tmp_path, NODES, environments=[{"FAKETIME": "+1d"}])
-
-
 def test_a_node_config_is_written_as_flower_reads_it():
     config_module = pytest.importorskip("flwr.common.config")
     config = {"factor": 2.5, "name": "of the north = up", "on": True, "partition-id": 3}

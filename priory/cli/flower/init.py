@@ -6,7 +6,7 @@ from pathlib import Path
 from priory import report
 from priory.cli import flags
 from priory.cli.flags import Flag
-from priory.cli.flower import asked
+from priory.cli.flower import arguments
 from priory.deploy.app import write_app
 
 TEXT = (
@@ -21,7 +21,7 @@ AUTHENTICATED = Flag("authenticated", (), bool, False, "The SuperLink knows node
 
 def init(argv: Sequence[str]) -> int:
     """The exit code of `priory flower init`."""
-    wanted = asked.parse("init", argv, [DIRECTORY, OUT, AUTHENTICATED], TEXT)
+    wanted = arguments.parse("init", argv, [DIRECTORY, OUT, AUTHENTICATED], TEXT)
     directory = Path(wanted.rest["directory"])
     package = write_app(directory, wanted.charter, wanted.spec, wanted.rest["out"], wanted.rest["authenticated"])
     num = wanted.charter.question.num_clients
@@ -36,10 +36,10 @@ def init(argv: Sequence[str]) -> int:
         f"  {package.name + '/manifest.toml':26}method and settings",
         *(simulated if wanted.federation is not None else []),
         f"{'and' if wanted.federation is not None else 'run it'} on a SuperLink as docs/deploy.md says",
-        asked.hash_line(directory),
+        arguments.hash_line(directory),
         f"  after a change: priory flower hash {directory}",
         *wanted.shared,
-        *asked.privacy_of(wanted.charter),
+        *arguments.privacy_of(wanted.charter),
     ]
     report.say(*lines)
     return 0

@@ -13,7 +13,7 @@ from typing import Any
 from priory import report
 from priory.cli import flags, progress
 from priory.cli.app import INTERRUPTED
-from priory.cli.flower import asked
+from priory.cli.flower import arguments
 from priory.cli.run import TRUST
 from priory.core.errors import UsageError
 from priory.core.files import check_writable, private_directory
@@ -65,7 +65,7 @@ class Options:
 
 def up(argv: Sequence[str]) -> int:
     """The exit code of `priory flower up`: 0 after the last round, 1 if the federation failed."""
-    wanted = asked.parse("up", argv, [*flags.flags_of(Options()), TRUST], TEXT, without=("clients",))
+    wanted = arguments.parse("up", argv, [*flags.flags_of(Options()), TRUST], TEXT, without=("clients",))
     trust_code = wanted.rest.pop("trust_code")
     chosen, charter, federation = Options(**wanted.rest), wanted.charter, wanted.federation
     if federation is None:
@@ -80,8 +80,8 @@ def up(argv: Sequence[str]) -> int:
     server = place.resolve() / "server"
     operations = {"min-replies": chosen.min_replies, "timeout": chosen.timeout, "attempts": chosen.attempts}
     free = {"rounds": charter.settings.rounds, "seed": charter.settings.seed}
-    report.say(f"{charter.name} on {federation.describe()}", asked.hash_line(app), *wanted.shared)
-    report.say(*asked.privacy_of(charter))
+    report.say(f"{charter.name} on {federation.describe()}", arguments.hash_line(app), *wanted.shared)
+    report.say(*arguments.privacy_of(charter))
     report.say(
         f"starting a server and {len(nodes)} nodes on 127.0.0.1{', with TLS and node keys' if chosen.secure else ''}"
     )
