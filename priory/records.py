@@ -40,7 +40,7 @@ class Format2:
 
     @staticmethod
     def entry(slot: int, generation: int) -> bytes:
-        """Return what the index says of a slot."""
+        """Return the entry of a slot in the index."""
         return bytes(ENTRY) if generation == NEVER else struct.pack("<II", generation, checksum(b"", slot, generation))
 
     @staticmethod
@@ -52,7 +52,7 @@ class Format2:
 
     @staticmethod
     def record(client: int, generation: int, body: bytes) -> bytes:
-        """Return what is stored."""
+        """Return the bytes of a slot."""
         return struct.pack("<II", checksum(body, client, generation), generation) + body
 
     @staticmethod
@@ -69,7 +69,7 @@ class Format1:
 
     @staticmethod
     def entry(slot: int, generation: int) -> bytes:
-        """Return what the index says of a slot."""
+        """Return the entry of a slot in the index."""
         del slot
         return struct.pack("<q", generation)
 
@@ -81,7 +81,7 @@ class Format1:
 
     @staticmethod
     def record(client: int, generation: int, body: bytes) -> bytes:
-        """Return what is stored."""
+        """Return the bytes of a slot."""
         del client, generation
         return struct.pack("<I", checksum(body)) + body
 
@@ -108,7 +108,7 @@ class RecordStore:
         self._closing = weakref.finalize(self, _close_all, self._data, self._index)
 
     def read(self, ids: np.ndarray, at: int) -> tuple[PyTree, np.ndarray]:
-        """The newest records not younger than `at`, stacked, and which of them exist (the others are zeros).
+        """Return the newest records not younger than `at`, stacked, and which of them exist (the others are zeros).
 
         Raises where a run that goes on in another process has replaced one of them.
         """
@@ -131,7 +131,7 @@ class RecordStore:
         return self._codec.unpack(rows), found
 
     def write(self, ids: np.ndarray, records: PyTree, generation: int, committed: int) -> None:
-        """Put stacked records down as `generation`, sparing the newest one that is not younger than `committed`."""
+        """Write stacked records as `generation`, and leave the newest that is not younger than `committed` as it is."""
         for client, row in zip(map(int, ids), self._codec.pack(records, len(ids)), strict=True):
             generations = self._usable(client, self._entries(client), committed)
             slot = 0 if max(generations) == NEVER else 1 - generations.index(max(generations))
@@ -172,11 +172,11 @@ class RecordStore:
         os.fsync(self._index)
 
     def close(self) -> None:
-        """Give the files back; a store that nobody holds any more does so by itself."""
+        """Close the files; the garbage collector does so too."""
         self._closing()
 
     def _usable(self, client: int, entries: list[int | None], at: int) -> list[int]:
-        """The generations in the two slots, `NEVER` in place of one after `at`; raises if the index is damaged.
+        """Return the generations in the two slots, `NEVER` in place of one after `at`; raise if the index is damaged.
 
         A process that dies may leave a torn entry, but only of a record that it wrote whole before and that is not
         wanted: it is younger than every commit, or as old as the one in the other slot. Any other entry that does not
@@ -191,12 +191,12 @@ class RecordStore:
         return usable
 
     def _entries(self, client: int) -> list[int | None]:
-        """What the index says of the two slots, None where it does not match its checksum."""
+        """Return the generations of the two slots in the index, None where one does not match its checksum."""
         raw, first = _read_all(self._index, 2 * ENTRY, 2 * client * ENTRY), 2 * client
         return [self._format.generation(first, raw[:ENTRY]), self._format.generation(first + 1, raw[ENTRY:])]
 
     def _written(self) -> Iterator[int]:
-        """The clients with anything in the index, in order."""
+        """Yield the clients that have an entry in the index, in order."""
         for start in range(0, 2 * self._num * ENTRY, SCANNED):
             raw = _read_all(self._index, min(SCANNED, 2 * self._num * ENTRY - start), start)
             slots = np.flatnonzero(np.frombuffer(raw, "<u8")) + start // ENTRY
@@ -227,7 +227,7 @@ def missing_file(directory: Path) -> str | None:
 
 
 def gone(path: Path) -> UsageError:
-    """The error for a file that somebody deleted while a run was writing it."""
+    """Return the error for a file that was deleted while a run was writing it."""
     return UsageError(
         f"{path} was deleted, cut or replaced while the run was writing it, so it cannot be kept; start it again in "
         "another directory."
@@ -235,7 +235,7 @@ def gone(path: Path) -> UsageError:
 
 
 def _open_sized(path: Path, size: int, is_new: bool) -> int:
-    """The open file; one that is new gets its size, and any other must have it."""
+    """Open a file; a new one gets its size, and any other must have it."""
     try:
         handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
     except OSError:  # a run that may only be read can still be loaded

@@ -71,11 +71,11 @@ class Checkpoint:
             self.server.unlock()
 
     def is_stale(self) -> bool:
-        """Whether somebody has committed since this checkpoint was opened."""
+        """Return whether another process has committed since this checkpoint was opened."""
         return bool(_read_commit(self._path).get("round", -1) != self.round)
 
     def read_server(self) -> PyTree:
-        """The server as of the last commit."""
+        """Return the server of the last commit."""
         stacked, found = self.server.read(np.array([0]), self.round + 1)
         if not found[0]:
             raise UsageError(f"The checkpoint in {self._path.parent} has lost its server; start the run again.")
@@ -114,7 +114,7 @@ class Checkpoint:
         self.round, self.metrics_bytes = completed, metrics_bytes
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         self.server.close()
         self.clients.close()
 
@@ -128,7 +128,7 @@ class RunDirectory:
 
     @property
     def checkpoint(self) -> Path:
-        """Where the checkpoint is."""
+        """Directory of the checkpoint."""
         return self.path / "checkpoint"
 
     def check_free(self) -> None:
@@ -148,7 +148,7 @@ class RunDirectory:
             write_atomically(self.path / "manifest.toml", sealed_lines(tomli_w.dumps(manifest)))
 
     def manifest(self) -> dict[str, Any]:
-        """The settings of the run."""
+        """Return the settings of the run."""
         path = self.path / "manifest.toml"
         table = read_manifest(path)
         if (self.path / "status.json").exists():
@@ -161,11 +161,11 @@ class RunDirectory:
         return table
 
     def is_committed(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """Return whether there is a checkpoint to go on from."""
         return bool(_read_commit(self.checkpoint / "commit.json"))
 
     def append_metrics(self, line: dict[str, Any], at: int) -> int:
-        """The length of `metrics.jsonl` after the line was put at byte `at`; whatever stood behind it is cut."""
+        """Write a line at byte `at` of `metrics.jsonl`, cut what follows, and return the new length."""
         self.check_in_place(at)
         raw, digest = json.dumps(line).encode() + b"\n", self._hash(at).copy()
         handle = os.open(self.path / "metrics.jsonl", os.O_CREAT | os.O_WRONLY, 0o644)
@@ -188,7 +188,7 @@ class RunDirectory:
             raise gone(path)
 
     def metrics_sha256(self, length: int) -> str:
-        """The SHA-256 of the first `length` bytes of the metrics."""
+        """Return the SHA-256 of the first `length` bytes of the metrics."""
         return str(self._hash(length).hexdigest())
 
     def cut_metrics(self, length: int) -> None:
@@ -198,7 +198,7 @@ class RunDirectory:
             os.truncate(path, length)
 
     def metrics(self, length: int | None = None) -> list[dict[str, Any]]:
-        """The lines so far, or in the first `length` bytes; one that a crash or a full disk cut short is left out.
+        """Return the lines so far, or in the first `length` bytes, without one that a crash or a full disk cut short.
 
         Raises where the bytes that a commit or a summary counts are no longer what they were.
         """
@@ -248,7 +248,7 @@ class RunDirectory:
         self.write("summary.json", {**summary, **counted}, indent=2)
 
     def committed(self) -> dict[str, Any]:
-        """What the last commit holds beside the states; empty before the first."""
+        """Return what the last commit contains besides the states; empty before the first."""
         return _read_commit(self.checkpoint / "commit.json").get("extra", {})
 
     def write(self, name: str, table: dict[str, Any], indent: int | None = None) -> None:
@@ -260,11 +260,11 @@ class RunDirectory:
         return _read_json(self.path / name, REMEDIES[name])
 
     def per_client(self) -> dict[str, Any]:
-        """The scores of each client."""
+        """Return the scores of each client."""
         return self.read(CLIENTS) or {}
 
     def summary(self) -> dict[str, Any] | None:
-        """What the run ended with, or None before its end."""
+        """Return the results of the run; None before its end."""
         table = self._results()
         return table and {name: value for name, value in table.items() if name not in (METRICS_BYTES, METRICS_SHA256)}
 
@@ -277,7 +277,7 @@ class RunDirectory:
         return found
 
     def _hash(self, length: int) -> Any:
-        """The hash of the first `length` bytes of the metrics; they are read only if this object did not write them."""
+        """Return the hash of the first `length` bytes of the metrics; read them only if another object wrote them."""
         there, digest = self._hashed
         if there != length:
             path = self.path / "metrics.jsonl"
@@ -287,7 +287,7 @@ class RunDirectory:
 
 
 class TrialDirectory:
-    """What is kept of a tuning, in `trials/` of its directory, so that the same command goes on where it was left.
+    """The files of a tuning, in `trials/` of its directory, from which the same command goes on.
 
     `manifest.toml` says what is tuned, `scores.json` has the scores of every trial so far, and `part-…/` is the
     checkpoint of the trials that are being trained side by side.
@@ -297,11 +297,11 @@ class TrialDirectory:
         self.path, self.asked = Path(path) / "trials", asked
 
     def exists(self) -> bool:
-        """Whether a tuning was begun here."""
+        """Return whether a tuning was begun here."""
         return (self.path / "manifest.toml").exists()
 
     def manifest(self) -> dict[str, Any]:
-        """What is tuned here, which need not be what is asked for."""
+        """Return the settings of the tuning in this directory, which may differ from those asked for."""
         return read_manifest(self.path / "manifest.toml")
 
     def begin(self) -> None:
@@ -319,7 +319,7 @@ class TrialDirectory:
         write_atomically(self.path / "scores.json", sealed(self.scores() | scores, indent=1))
 
     def checkpoint(self, part: str, state: PyTree) -> Checkpoint:
-        """The checkpoint of a part, whose server is the state of all its trials; a new one if it does not fit."""
+        """Return the checkpoint of a part, whose server is the state of its trials; begin one if it does not fit."""
         place = self.path / f"part-{part}"
         try:
             return Checkpoint(place, state, (), 1)
@@ -333,7 +333,7 @@ class TrialDirectory:
 
 
 def read_manifest(path: Path, may_be_edited: bool = False) -> dict[str, Any]:
-    """The settings in a manifest file.
+    """Return the settings in a manifest file.
 
     Args:
         may_be_edited: Whether the file may differ from what Priory wrote, which its last line has the checksum of.
@@ -392,6 +392,6 @@ def _read_commit(path: Path) -> dict[str, Any]:
 
 
 def _counts_metrics(table: dict[str, Any]) -> bool:
-    """Whether a table has a number of bytes of metrics, and their checksum or none."""
+    """Return whether a table has a number of bytes of metrics, and their checksum or none."""
     length, digest = table.get(METRICS_BYTES), table.get(METRICS_SHA256, "")
     return isinstance(length, int) and length >= 0 and isinstance(digest, str)

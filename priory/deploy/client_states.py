@@ -62,7 +62,7 @@ class ClientStateStore:
 
     @property
     def model(self) -> Path:
-        """Where the personal model goes."""
+        """Directory of the personal model."""
         return self.place / MODEL
 
     def make_place(self) -> None:
@@ -71,7 +71,7 @@ class ClientStateStore:
             private_directory(place)
 
     def read(self, t: int, like: Any) -> tuple[Any, int]:
-        """The record that round t starts from and its generation; zeros and 0 for a client that has not joined.
+        """Return the record that round t starts from and its generation; zeros and 0 for a client that has not joined.
 
         Raises when the server has gone back to a round before the oldest state that is left.
         """
@@ -101,7 +101,7 @@ class ClientStateStore:
             self._path(old).unlink(missing_ok=True)
 
     def generations(self) -> list[int]:
-        """What is there, in order."""
+        """Return the generations that are stored, in order."""
         found = (NAME.fullmatch(path.name) for path in self.place.glob("state-*.safetensors"))
         return sorted(int(match[1]) for match in found if match)
 
@@ -175,7 +175,7 @@ def secret_in(path: Path) -> Key:
 
 
 def secret_key(text: str) -> Key:
-    """The key that 32 hexadecimal digits name."""
+    """Return the key that 32 hexadecimal digits name."""
     try:
         words = np.frombuffer(bytes.fromhex(text.strip()), ">u4")
         if len(words) != 4:
@@ -187,12 +187,12 @@ def secret_key(text: str) -> Key:
 
 
 def client_directory(directory: Path, client: int) -> Path:
-    """Where a client keeps what it keeps, of all runs."""
+    """Return the directory of a client, of all its runs."""
     return directory / f"client-{client}"
 
 
 def forget(directory: Path, client: int, run: str | None = None) -> list[Path]:
-    """Delete what a client keeps of one run, or of all; return the files that are gone.
+    """Delete the files of one run of a client, or of all, and return them.
 
     Files next to the runs stay, which are the budget and the log: forgetting an answer does not make others forget it.
     """

@@ -60,7 +60,7 @@ class Examples:
 
 
 def from_file(path: str | Path, charter: "Charter", test: float = 0.2, seed: int = 0) -> Examples:
-    """The rows of a .csv, .parquet or .npz file with labels; a part of them is held out to score the model."""
+    """Return the rows of a .csv, .parquet or .npz file with labels; some are held out to score the model."""
     rows = read_rows(charter.form, charter.tasks[0].likelihood, str(path), with_labels=True)
     if rows.y is None:
         raise UsageError(f"{path} has no labels; add the column {charter.form.role('target') or 'y'!r}.")
@@ -69,7 +69,7 @@ def from_file(path: str | Path, charter: "Charter", test: float = 0.2, seed: int
 
 
 def of_client(federation: Federation, client: int) -> Examples:
-    """The training and test rows of one client of a federation that is all in one place."""
+    """Return the training and test rows of one client of a federation that is all in one place."""
     if not 0 <= client < federation.num_clients:
         raise UsageError(
             f"client {client} does not fit the {federation.num_clients} clients of {federation.name}; "
@@ -92,7 +92,7 @@ def save(examples: Examples, path: Path) -> None:
 
 
 def load(path: str | Path) -> Examples:
-    """The rows that `save` wrote."""
+    """Return the rows that `save` wrote."""
     try:
         found, _ = npz.load(Path(path), ARRAYS)
         return Examples(found["x"], found["y"], found.get("scale"), found["is_test"])

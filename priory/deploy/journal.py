@@ -1,7 +1,7 @@
-"""What an operator sees of a deployed federation: a log of events and one file on how it stands.
+"""The reports to the operator of a deployed federation: a log of events, and a file with its status.
 
 events.jsonl   a line for each event: time, event, and what belongs to it
-status.json    how it stands now, replaced at every step; `priory flower status` reads it
+status.json    its status now, replaced at every step; `priory flower status` reads it
 """
 
 import json
@@ -32,7 +32,7 @@ class Journal:
     status: dict[str, Any] = field(default_factory=dict)
 
     def tell(self, event: str, **about: Any) -> None:
-        """Write an event down; a log that cannot be written stops no federation."""
+        """Log an event; a log that cannot be written stops no federation."""
         line = {"time": now(), "event": event, **about}
         LOG.info("%s %s", event, one_line(json.dumps(about, ensure_ascii=False)))
         try:
@@ -42,7 +42,7 @@ class Journal:
             LOG.error("%s cannot be written (%s)", EVENTS, error.strerror)
 
     def stand(self, phase: Phase, **about: Any) -> None:
-        """Say how the run stands."""
+        """Write the status of the run."""
         self.status |= {"phase": phase, "pid": os.getpid(), "updated": now(), **about}
         try:
             write_atomically(self.directory / STATUS, json.dumps(self.status, indent=1) + "\n")
@@ -51,7 +51,7 @@ class Journal:
 
 
 def read_status(directory: Path) -> dict[str, Any]:
-    """How a run stands, with `alive`: whether its server is at work on this machine."""
+    """Return the status of a run, with `alive`: whether its server is at work on this machine."""
     path = directory / STATUS
     with explain_os_errors(f"{path} cannot be read", "; name the directory that the server writes to (`out`)"):
         raw = read_bytes(path)
@@ -65,7 +65,7 @@ def read_status(directory: Path) -> dict[str, Any]:
 
 
 def read_events(directory: Path) -> list[dict[str, Any]]:
-    """The events so far; a line that was cut short is left out."""
+    """Return the events so far; a line that was cut short is left out."""
     path = directory / EVENTS
     found = []
     for line in read_bytes(path).splitlines() if path.exists() else ():

@@ -102,25 +102,25 @@ class Fleet(FlowerProcesses):
         return self._nginx is not None
 
     def submit(self, app: Path, run_config: Mapping[str, Any] | None = None) -> int:
-        """The id of a new run of the Flower app in a directory; `run_config` overrides what its pyproject.toml sets."""
+        """Start a run of the app in a directory and return its id; `run_config` overrides what pyproject.toml sets."""
         overrides = self.directory / "run-config.toml"
         overrides.write_text(tomli_w.dumps(dict(run_config or {})))
         return int(self._ask("run", str(app), LINK, "--run-config", str(overrides))["run-id"])
 
     def state_of(self, run: int) -> State:
-        """What has become of a run so far; one whose server app was killed counts as running for another minute."""
+        """Return the state of a run; one whose server app was killed counts as running for another minute."""
         status = self._ask("list", LINK, "--run-id", str(run))["runs"][0]["status"]
         return cast(State, status.removesuffix(":completed").removeprefix("finished:"))
 
     def wait(self, run: int, timeout: float = 600.0) -> State:
-        """The state of a run when it is over, or after `timeout` seconds."""
+        """Return the state of a run when it is over, or after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while (state := self.state_of(run)) not in OVER and time.monotonic() < deadline:
             time.sleep(1.0)
         return state
 
     def log_of(self, run: int) -> str:
-        """What the server app of a run has written so far."""
+        """Return what the server app of a run has written so far."""
         return self._flwr("log", str(run), LINK, "--show")
 
     @property
@@ -141,16 +141,16 @@ class Fleet(FlowerProcesses):
             self._await_node(node, patience)
 
     def kill_node(self, node: int, how: signal.Signals = signal.SIGKILL) -> None:
-        """Ends a node with all it has started: as a crash does, or with SIGTERM as its owner would."""
+        """End a node with all it has started: as a crash does, or with SIGTERM as its owner would."""
         self._end(f"node-{node}", how)
 
     def restart_superlink(self) -> None:
-        """Kills the SuperLink with all it has started, and starts it anew on the same port, state and certificates."""
+        """Kill the SuperLink with all it has started, and start it again on the same port, state and certificates."""
         self._end("superlink", signal.SIGKILL)
         self._start_superlink()
 
     def _prepare(self) -> None:
-        """Writes certificates, keys and Flower's configuration, as far as they are not there."""
+        """Write certificates, keys and Flower's configuration, as far as they are missing."""
         if not Path("/proc/self/environ").exists():
             raise UsageError(f"A local fleet finds its processes in /proc, which {sys.platform} lacks; use Linux.")
         certificates = self.directory / "certificates"
@@ -170,7 +170,7 @@ class Fleet(FlowerProcesses):
         (self.directory / "home/command/config.toml").write_text(tomli_w.dumps(config))
 
     def _start_superlink(self) -> None:
-        """Starts the SuperLink and waits until it answers."""
+        """Start the SuperLink and wait until it answers."""
         certificates, trust = self.directory / "certificates", ["--insecure"]
         if self.secure:
             trust = ["--enable-supernode-auth", "--ssl-ca-certfile", str(certificates / "ca.crt")]
@@ -218,7 +218,7 @@ class Fleet(FlowerProcesses):
         return self.directory / SECRET
 
     def _register(self, key: Path) -> None:
-        """Makes a node's public key known to the SuperLink, unless it is."""
+        """Register a node's public key with the SuperLink, unless it is registered."""
         try:
             self._ask("supernode", "register", f"{key}.pub", LINK, "--name", key.name)
         except FlowerError as error:
@@ -252,7 +252,7 @@ class Fleet(FlowerProcesses):
 
 
 def take_ports(count: int, first: int | None = None) -> list[int]:
-    """Ports that are free on the loopback interface: those from `first` on if given, otherwise any."""
+    """Return ports that are free on the loopback interface: those from `first` on if given, otherwise any."""
     with contextlib.ExitStack() as held:  # all at once, so that none is found twice
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for i, s in enumerate(sockets):
@@ -266,7 +266,7 @@ def take_ports(count: int, first: int | None = None) -> list[int]:
 
 
 def pairs(config: Mapping[str, Any]) -> str:
-    """A node config as Flower's command line reads it: key=value, separated by spaces."""
+    """Return a node config as Flower's command line reads it: key=value, separated by spaces."""
     for key, value in config.items():
         if not isinstance(value, bool | int | float | str) or re.search(r'["\\\n]', str(value)):
             rule = "give a number, a truth value, or text without quotes, backslashes and line breaks"

@@ -80,5 +80,5 @@ def _origin(charter: Charter, data: str, schema: Schema | None) -> str:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a name is the path of a file of the user's."""
+    """Return whether a name is the path of a file of the user."""
     return Path(name).suffix in OWN_FILES

@@ -227,7 +227,7 @@ def _span(start: datetime.datetime, days: int) -> Span:
 
 
 def _general_name(host: str) -> "x509.GeneralName":
-    """A host as it stands in a certificate: an address if it reads like one, otherwise a name."""
+    """Return a host as a certificate has it: an address if it reads like one, otherwise a name."""
     from cryptography import x509
 
     try:
@@ -281,14 +281,14 @@ def _usage(*allowed: str) -> "x509.KeyUsage":
 
 
 def _new_key() -> "ec.EllipticCurvePrivateKey":
-    """A key on P-384, the curve Flower asks of its nodes."""
+    """Return a new key on P-384, the curve that Flower requires of its nodes."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP384R1())
 
 
 def _private_bytes(key: "ec.EllipticCurvePrivateKey", for_ssh: bool) -> bytes:
-    """An unencrypted private key as text, in OpenSSH's format or in the one TLS servers read."""
+    """Return an unencrypted private key as text, in OpenSSH's format or in the one that TLS servers read."""
     from cryptography.hazmat.primitives import serialization
 
     form = serialization.PrivateFormat.OpenSSH if for_ssh else serialization.PrivateFormat.PKCS8
@@ -326,7 +326,7 @@ def _refuse_to_overwrite(*paths: Path) -> None:
 
 
 def _write(path: Path, content: bytes, secret: bool) -> None:
-    """Writes a new file; a secret one can never be read by others, not even for the moment before a `chmod`."""
+    """Write a new file; a secret one can never be read by others, not even for the moment before a `chmod`."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as file:
         file.write(content)
         file.flush()

@@ -28,7 +28,7 @@ HEADER_BYTES = 1024  # more than any array of ours needs, and little for a parse
 
 
 def encode(tree: Any) -> dict[str, bytes]:
-    """The leaves of a tree by their paths, each as the bytes of an `.npy` file."""
+    """Return the leaves of a tree by their paths, each as the bytes of an `.npy` file."""
     return {name: _to_bytes(array) for name, array in pack(tree).items()}
 
 
@@ -44,7 +44,7 @@ def decode(parts: Mapping[str, bytes], like: Tree) -> Tree:
 
 
 def most_bytes(like: Any) -> int:
-    """The most bytes that `encode` makes of a tree of the shape of `like`."""
+    """Return the most bytes that `encode` makes of a tree of the shape of `like`."""
     return trees.num_bytes(like) + HEADER_BYTES * len(jax.tree.leaves(like))
 
 
@@ -110,7 +110,7 @@ def _to_bytes(array: np.ndarray) -> bytes:
 
 
 def from_bytes(name: str, raw: bytes) -> np.ndarray:
-    """The array that the bytes hold, a view of them; raises `DecodeError` if they hold none."""
+    """Return the array in the bytes, a view of them; raise `DecodeError` if there is none."""
     try:
         stream = io.BytesIO(raw[:HEADER_BYTES])
         if npy.read_magic(stream) != (1, 0):

@@ -42,7 +42,7 @@ POSTERIOR, PUBLIC, CALIBRATION = "posterior", "public", "calibration"  # what th
 
 
 def save_model(model: PersonalModel, path: Path | str, draws: int = 0) -> Path:
-    """The new directory that the model was written to; it appears whole or not at all.
+    """Write a model to a new directory, which appears whole or not at all, and return it.
 
     Args:
         draws: How many draws of the posterior go to `draws.nc`, as ArviZ reads them; 0 for none.
@@ -76,7 +76,7 @@ def save_model(model: PersonalModel, path: Path | str, draws: int = 0) -> Path:
 def load_model(
     path: Path | str, *, method: Method | None = None, model: Any = None, trust_code: bool = False
 ) -> PersonalModel:
-    """The personal model in a directory that `save_model` or `priory export` wrote; it predicts with the same bits.
+    """Return the personal model that `save_model` or `priory export` wrote; it predicts with the same bits.
 
     Args:
         method: As it was given to `simulate`, if it is not registered.
@@ -105,7 +105,7 @@ def load_model(
 
 
 def is_model(path: Path | str) -> bool:
-    """Whether a directory holds an exported model."""
+    """Return whether a directory contains an exported model."""
     return (Path(path) / DESCRIPTION).is_file()
 
 
@@ -116,7 +116,7 @@ def _arrays(model: PersonalModel) -> Arrays:
 
 
 def _describe(model: PersonalModel, raw: bytes) -> dict[str, Any]:
-    """Everything but the arrays."""
+    """Return the description: everything except the arrays."""
     task, form, source = model.task, model.form, model.source
     assert isinstance(task.is_head, Head)
     own = not methods.is_registered(model.method)
@@ -147,7 +147,7 @@ def _describe(model: PersonalModel, raw: bytes) -> dict[str, Any]:
 
 
 def _assembled(path: Path, table: dict[str, Any], raw: bytes, method: Method | None, model: Any) -> PersonalModel:
-    """The model from its description and its arrays."""
+    """Return the model of a description and its arrays."""
     for name, value in (("method", method), ("model", model)):
         if name in table["given"] and value is None:
             raise UsageError(f"The model in {path} was made with a {name} that a file cannot hold; pass {name}= again.")
@@ -181,7 +181,7 @@ def _task(table: dict[str, Any], model: Any, public: np.ndarray | None) -> Task:
 
 
 def _posterior_shape(method: Method, task: Task, form: Form, verb: Verb) -> Any:
-    """The structure of what the verb returns; nothing is computed."""
+    """Return the structure of the result of the verb; nothing is computed."""
 
     def made(key: Key) -> Any:
         key_init, key_client, key_post = jax.random.split(key, 3)

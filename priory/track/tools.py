@@ -17,16 +17,16 @@ class Tool(Protocol):
     """A place for metrics."""
 
     def start(self, title: str, settings: dict[str, Any], known: str | None) -> tuple[str, set[int]]:
-        """The tool's name of the run, and the rounds it has; `known` is that name, where the run was sent before."""
+        """Return the tool's name of the run, and the rounds it has; `known` is that name if the run was sent before."""
 
     def send(self, step: int, values: Numbers) -> None:
-        """Keep what is known of a round."""
+        """Keep the numbers of a round."""
 
     def end(self, step: int, values: Numbers) -> None:
-        """Keep what is known at the end only."""
+        """Keep the numbers of the end."""
 
     def close(self, how: str) -> None:
-        """Let go of a run that is finished, stopped or failed."""
+        """Close a run that is finished, stopped or failed."""
 
 
 class TensorBoard:
@@ -43,7 +43,7 @@ class TensorBoard:
         self._settings = importlib.import_module("tensorboard.plugins.hparams.summary_v2")
 
     def start(self, title: str, settings: dict[str, Any], known: str | None) -> tuple[str, set[int]]:
-        """A new file that takes the place of older ones in the display: all lines are written again."""
+        """Begin a file that replaces older ones in the display: all lines are written again."""
         del known
         self._writer = self._files.EventFileWriter(str(self._path))
         log = self._event.SessionLog
@@ -52,7 +52,7 @@ class TensorBoard:
         return self._path.name, set()
 
     def send(self, step: int, values: Numbers) -> None:
-        """All numbers of a round in one event, on the disk before the round is committed."""
+        """Write all numbers of a round in one event, on the disk before the round is committed."""
         scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._add(step=step, summary=self._summary(value=scalars))
         self._writer.flush()
@@ -83,7 +83,7 @@ class MLflow:
         self._experiment = self._client.create_experiment(name) if found is None else found.experiment_id
 
     def start(self, title: str, settings: dict[str, Any], known: str | None) -> tuple[str, set[int]]:
-        """The run that was begun before goes on; another is only begun where there is none."""
+        """Continue the run that was begun before; begin one only if there is none."""
         if known is not None:
             self._run = known
             self._client.update_run(known, status="RUNNING")
@@ -95,11 +95,11 @@ class MLflow:
         return self._run, set()
 
     def send(self, step: int, values: Numbers) -> None:
-        """All numbers of a round in one call, `round` last: where it is there, all are."""
+        """Send all numbers of a round in one call, `round` last: if it arrived, all have."""
         self._log(step, {**values, "round": step})
 
     def end(self, step: int, values: Numbers) -> None:
-        """Numbers of the end, once; `rounds` is one of them."""
+        """Send the numbers of the end once; `rounds` is one of them."""
         if "rounds" not in self._client.get_run(self._run).data.metrics:
             self._log(step, values)
 
@@ -122,17 +122,17 @@ class WandB:
         self._wandb = importlib.import_module("wandb")
 
     def start(self, title: str, settings: dict[str, Any], known: str | None) -> tuple[str, set[int]]:
-        """The run that was begun before goes on: W&B counts steps, and the next one is known."""
+        """Continue the run that was begun before: W&B counts steps, so the next one is known."""
         project = os.environ.get("WANDB_PROJECT", PROJECT)
         self._run = self._wandb.init(project=project, name=title, id=known, config=settings, resume="allow")
         return str(self._run.id), set(range(self._run.step)) if known is not None else set()
 
     def send(self, step: int, values: Numbers) -> None:
-        """The numbers of a round."""
+        """Send the numbers of a round."""
         self._run.log({**values, "round": step}, step=step)
 
     def end(self, step: int, values: Numbers) -> None:
-        """Numbers of the end belong to the summary of a run."""
+        """Put the numbers of the end into the summary of the run."""
         del step
         self._run.summary.update(values)
 

@@ -1,4 +1,4 @@
-"""A listener that passes on what a run tells to one tool."""
+"""A listener that passes the metrics of a run to one tool."""
 
 import importlib
 import math
@@ -17,13 +17,13 @@ PLAIN = re.compile(r"[^\w.\- :]")  # what MLflow refuses in a name
 
 
 class Hears(Protocol):
-    """What a run tells of its progress, as `engine.Listener` has it."""
+    """A listener to the progress of a run, like `engine.Listener`."""
 
     def advanced(self, completed: int, rounds: int, info: dict[str, float]) -> None:
-        """A block of rounds ended."""
+        """Note that a block of rounds ended."""
 
     def evaluated(self, line: dict[str, Any]) -> None:
-        """A line was added to the metrics."""
+        """Note that a line was added to the metrics."""
 
 
 def check(name: str | None) -> None:
@@ -37,7 +37,7 @@ def check(name: str | None) -> None:
 
 
 class Tracker:
-    """Hears a run and tells one tool; raises now, before anything is run, if the tool is missing or out of reach.
+    """A listener for one tool; raises at once, before anything is run, if the tool is missing or out of reach.
 
     Args:
         name: tensorboard, mlflow or wandb.
@@ -58,7 +58,7 @@ class Tracker:
     def following(
         self, title: str, settings: dict[str, Any], history: Iterable[dict[str, Any]], listener: Hears | None = None
     ) -> Iterator["Tracker"]:
-        """The tracker as a listener, after the tool was told of the settings and of the lines so far.
+        """Send the settings and the lines so far, and yield the tracker as a listener.
 
         Args:
             listener: Told first, of everything.
@@ -80,7 +80,7 @@ class Tracker:
             self._safely(self._tool.close, self._outcome)
 
     def advanced(self, completed: int, rounds: int, info: dict[str, float]) -> None:
-        """Nothing is sent between evaluations: when blocks of rounds end depends on the machine."""
+        """Send nothing between evaluations: when blocks of rounds end depends on the machine."""
         if self._listener is not None:
             self._listener.advanced(completed, rounds, info)
 
@@ -113,7 +113,7 @@ class Tracker:
         return f"resume the run, delete {file} to have it sent as a new one"
 
     def _safely(self, tell: Any, *arguments: Any) -> None:
-        """A tool that fails on the way costs no training: the files have everything, and can be sent later."""
+        """Call a tool that may fail without harm to the training: the files have everything, and can be sent later."""
         if self._is_lost:
             return
         try:
@@ -127,7 +127,7 @@ class Tracker:
 
 
 def numbers(table: dict[str, Any]) -> Numbers:
-    """The finite numbers of nested tables, named by their path; curves, text and what is unknown are left out."""
+    """Return the finite numbers of nested tables, named by their path, without curves, text and unknown values."""
     return {name: float(value) for name, value in _leaves(table) if _is_number(value) and name != "round"}
 
 
@@ -149,7 +149,7 @@ def _opening(name: str, remedy: str) -> Iterator[None]:
 
 
 def _named(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings by their path; what is no number, switch or text is written out."""
+    """Return settings by their path; other values than numbers, switches and text are written as text."""
     return {name: value if isinstance(value, bool | int | float) else str(value) for name, value in _leaves(settings)}
 
 
@@ -167,7 +167,7 @@ def _leaves(table: dict[str, Any], under: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _counted(table: dict[str, Any]) -> dict[str, Any]:
-    """The table with the number of updates that were left out, where it names the clients."""
+    """Return the table with the number of updates that were left out in place of the names of clients."""
     return {**table, "rejected": sum(table.get("rejected", {}).values())}
 
 
@@ -176,6 +176,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _why(error: Exception) -> str:
-    """What an error says, in one line without a full stop."""
+    """Return the message of an error, in one line without a full stop."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0].rstrip(". ")

@@ -1,4 +1,4 @@
-"""What `init` and `up` are asked for alike: a method, its data, and how it is run."""
+"""The arguments that `init` and `up` share: a method, its data, and how it is run."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Asked:
 
 
 def parse(command: str, argv: Sequence[str], rest: Sequence[Flag], text: str, without: Sequence[str] = ()) -> Asked:
-    """What the flags of a command describe.
+    """Return the federation that the flags of a command describe.
 
     Args:
         rest: Flags of the command itself.
@@ -87,7 +87,7 @@ def parse(command: str, argv: Sequence[str], rest: Sequence[Flag], text: str, wi
 
 
 def _dealt(chosen: DataFlags, schema: Schema | None) -> Federation | None:
-    """The rows of the data, dealt to as many clients as a schema states; None if there is a schema and no data."""
+    """Return the data, dealt to as many clients as a schema states; None if there is a schema and no data."""
     if not chosen.data and schema is None:
         raise UsageError("Give --data NAME or FILE, or --schema FILE for an app without rows.")
     if schema is None:
@@ -143,7 +143,7 @@ def hash_line(app: Path) -> str:
 
 
 def _method_of(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """The method that is named among the flags, and the other flags."""
+    """Return the method that is named among the flags, and the other flags."""
     rest = list(argv)
     for place, word in enumerate(rest):
         if word.startswith("--method="):

@@ -1,4 +1,4 @@
-"""`priory flower forget`: what a client keeps is its own, and its to delete."""
+"""`priory flower forget`: delete the states of a client on its own machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ YES = Flag("yes", (), bool, False, "Delete without asking.")
 
 
 def forget(argv: Sequence[str]) -> int:
-    """The exit code of `priory flower forget`."""
+    """Return the exit code of `priory flower forget`."""
     values = common.parse("forget", argv, [STATE, CLIENT, RUN, YES], TEXT)
     directory, client, run = Path(values["directory"]), values["client"], values["run"]
     place = client_states.client_directory(directory, client) / (run or "")

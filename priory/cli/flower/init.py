@@ -20,7 +20,7 @@ AUTHENTICATED = Flag("authenticated", (), bool, False, "The SuperLink knows node
 
 
 def init(argv: Sequence[str]) -> int:
-    """The exit code of `priory flower init`."""
+    """Return the exit code of `priory flower init`."""
     wanted = arguments.parse("init", argv, [DIRECTORY, OUT, AUTHENTICATED], TEXT)
     directory = Path(wanted.rest["directory"])
     package = write_app(directory, wanted.charter, wanted.spec, wanted.rest["out"], wanted.rest["authenticated"])

@@ -18,7 +18,7 @@ DEAD = 1
 
 
 def status(argv: Sequence[str]) -> int:
-    """The exit code of `priory flower status`."""
+    """Return the exit code of `priory flower status`."""
     values = common.parse("status", argv, [DIRECTORY, JSON], TEXT)
     directory = Path(values["directory"])
     if not (directory / "status.json").exists() and (directory / "server" / "status.json").exists():
@@ -33,7 +33,7 @@ def status(argv: Sequence[str]) -> int:
 
 
 def lines_of(told: dict[str, Any], directory: Path) -> list[str]:
-    """The status in words."""
+    """Return the status in words."""
     state = told["phase"] if told["alive"] or told["phase"] in ("finished", "failed") else f"died while {told['phase']}"
     found = [f"{told.get('method')} ({told.get('run')}): {state}, round {told.get('round')} of {told.get('rounds')}"]
     found.append(f"last heard of at {told.get('updated')}")

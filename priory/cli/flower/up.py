@@ -64,7 +64,7 @@ class Options:
 
 
 def up(argv: Sequence[str]) -> int:
-    """The exit code of `priory flower up`: 0 after the last round, 1 if the federation failed."""
+    """Return the exit code of `priory flower up`: 0 after the last round, 1 if the federation failed."""
     wanted = arguments.parse("up", argv, [*flags.flags_of(Options()), TRUST], TEXT, without=("clients",))
     trust_code = wanted.rest.pop("trust_code")
     chosen, charter, federation = Options(**wanted.rest), wanted.charter, wanted.federation
@@ -111,7 +111,7 @@ def up(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _ended_by(number: signal.Signals) -> Iterator[None]:
-    """Lets a signal end the command as Ctrl-C pressed twice would, so that nothing is left behind."""
+    """Let a signal end the command as Ctrl-C pressed twice would, so that nothing is left behind."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -124,7 +124,7 @@ def _ended_by(number: signal.Signals) -> Iterator[None]:
 
 
 def _app(place: Path, charter: Charter, spec: dict[str, Any], secure: bool, trust_code: bool) -> Path:
-    """The app of this federation: written now, or by the command that began it."""
+    """Return the app of this federation, which is written unless the command that began it has done so."""
     app = place / "app"
     if not app.exists():
         write_app(app, charter, spec, out=str(place.resolve() / "server"), authenticated=secure)
@@ -145,7 +145,7 @@ def _app(place: Path, charter: Charter, spec: dict[str, Any], secure: bool, trus
 
 
 def _node(place: Path, federation: Any, client: int) -> dict[str, Any]:
-    """The node-config of a client, whose rows are dealt to a directory of its own."""
+    """Return the node-config of a client, whose rows are dealt to a directory of its own."""
     home = place.resolve() / "nodes" / str(client)
     dealt = home / "rows.npz"
     if not dealt.exists():
@@ -155,7 +155,7 @@ def _node(place: Path, federation: Any, client: int) -> dict[str, Any]:
 
 
 def _watched(fleet: Fleet, app: Path, config: dict[str, Any], server: Path, stop: Callable[[], bool]) -> int:
-    """The exit code after the run ended; a server app that died is started again and goes on from its checkpoint."""
+    """Wait for the end of the run, start again what died, and return the exit code."""
     shown = len(read_events(server)) if (server / EVENTS).exists() else 0
     started = dict.fromkeys(range(len(fleet.supernodes)), time.monotonic())
     for life in range(LIVES):
@@ -194,12 +194,12 @@ def _watched(fleet: Fleet, app: Path, config: dict[str, Any], server: Path, stop
 
 
 def _over(server: Path) -> bool:
-    """Whether the server has said that it is done, which Flower may know a moment before us."""
+    """Return whether the server has reported its end; Flower may know of it a moment earlier."""
     return (server / STATUS).exists() and read_status(server)["phase"] in ("finished", "failed")
 
 
 def _show(server: Path, shown: int) -> int:
-    """Print the events that are new, and the number of all."""
+    """Print the events that are new, and return the number of all."""
     events = read_events(server)
     for one in events[shown:]:
         match one["event"]:
