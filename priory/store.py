@@ -20,7 +20,7 @@ import tomli_w
 
 from priory.core.errors import UsageError, explain_os_errors
 from priory.core.files import check_writable, write_all, write_atomically
-from priory.core.reading import parse_json, parse_toml, read_bytes
+from priory.core.reading import JsonDict, parse_json, parse_toml, read_bytes
 from priory.core.sealed import is_as_written, sealed, sealed_lines, unsealed
 from priory.records import RecordStore, gone, missing_file
 
@@ -51,7 +51,7 @@ class Checkpoint:
         self._schema = f"{self.server.schema}-{self.clients.schema}"
         self.round: int = commit.get("round", -1)
         self.metrics_bytes: int = commit.get("metrics_bytes", 0)
-        self.extra: dict[str, Any] = commit.get("extra", {})
+        self.extra: JsonDict = commit.get("extra", {})
         if commit and commit.get("schema") != self._schema:
             raise UsageError(
                 f"The checkpoint in {directory} holds another method, model or federation; "
@@ -93,7 +93,7 @@ class Checkpoint:
         server: PyTree,
         completed: int,
         metrics_bytes: int,
-        extra: dict[str, Any],
+        extra: JsonDict,
         metrics_sha256: str | None = None,
     ) -> None:
         """Make everything written so far valid: the state after `completed` rounds, and what else is to be known.
@@ -140,14 +140,14 @@ class RunDirectory:
             )
         check_writable(self.path)
 
-    def create(self, manifest: dict[str, Any]) -> None:
+    def create(self, manifest: JsonDict) -> None:
         """Make the directory and write the manifest; a directory that holds a run already is left alone."""
         self.check_free()
         with explain_os_errors(f"out={str(self.path)!r} cannot be written", "; choose a directory that can"):
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.path / "manifest.toml", sealed_lines(tomli_w.dumps(manifest)))
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> JsonDict:
         """Return the settings of the run."""
         path = self.path / "manifest.toml"
         table = read_manifest(path)
@@ -164,7 +164,7 @@ class RunDirectory:
         """Return whether there is a checkpoint to go on from."""
         return bool(_read_commit(self.checkpoint / "commit.json"))
 
-    def append_metrics(self, line: dict[str, Any], at: int) -> int:
+    def append_metrics(self, line: JsonDict, at: int) -> int:
         """Write a line at byte `at` of `metrics.jsonl`, cut what follows, and return the new length."""
         self.check_in_place(at)
         raw, digest = json.dumps(line).encode() + b"\n", self._hash(at).copy()
@@ -197,7 +197,7 @@ class RunDirectory:
         if path.exists():
             os.truncate(path, length)
 
-    def metrics(self, length: int | None = None) -> list[dict[str, Any]]:
+    def metrics(self, length: int | None = None) -> list[JsonDict]:
         """Return the lines so far, or in the first `length` bytes, without one that a crash or a full disk cut short.
 
         Raises where the bytes that a commit or a summary counts are no longer what they were.
@@ -232,7 +232,7 @@ class RunDirectory:
             )
         return lines
 
-    def write_summary(self, summary: dict[str, Any], per_client: dict[str, Any]) -> None:
+    def write_summary(self, summary: JsonDict, per_client: JsonDict) -> None:
         """Write `clients.json`, then `summary.json`: a run with a summary is finished.
 
         The summary has the checksum of all metrics, whose last line is part of no commit. Raises where the
@@ -247,28 +247,28 @@ class RunDirectory:
         self.write(CLIENTS, per_client)
         self.write("summary.json", {**summary, **counted}, indent=2)
 
-    def committed(self) -> dict[str, Any]:
+    def committed(self) -> JsonDict:
         """Return what the last commit contains besides the states; empty before the first."""
         return _read_commit(self.checkpoint / "commit.json").get("extra", {})
 
-    def write(self, name: str, table: dict[str, Any], indent: int | None = None) -> None:
+    def write(self, name: str, table: JsonDict, indent: int | None = None) -> None:
         """Write one of the JSON files that are not part of a commit."""
         write_atomically(self.path / name, sealed(table, indent))
 
-    def read(self, name: str) -> dict[str, Any] | None:
+    def read(self, name: str) -> JsonDict | None:
         """Return the contents of such a file; None where there is none."""
         return _read_json(self.path / name, REMEDIES[name])
 
-    def per_client(self) -> dict[str, Any]:
+    def per_client(self) -> JsonDict:
         """Return the scores of each client."""
         return self.read(CLIENTS) or {}
 
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> JsonDict | None:
         """Return the results of the run; None before its end."""
         table = self._results()
         return table and {name: value for name, value in table.items() if name not in (METRICS_BYTES, METRICS_SHA256)}
 
-    def _results(self) -> dict[str, Any] | None:
+    def _results(self) -> JsonDict | None:
         """Return the contents of `summary.json`."""
         path = self.path / "summary.json"
         found = _read_json(path, "resume the run", needed=("rounds", "communication", "seconds", "extra"))
@@ -293,14 +293,14 @@ class TrialDirectory:
     checkpoint of the trials that are being trained side by side.
     """
 
-    def __init__(self, path: Path | str, asked: dict[str, Any]) -> None:
+    def __init__(self, path: Path | str, asked: JsonDict) -> None:
         self.path, self.asked = Path(path) / "trials", asked
 
     def exists(self) -> bool:
         """Return whether a tuning was begun here."""
         return (self.path / "manifest.toml").exists()
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> JsonDict:
         """Return the settings of the tuning in this directory, which may differ from those asked for."""
         return read_manifest(self.path / "manifest.toml")
 
@@ -310,11 +310,11 @@ class TrialDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.path / "manifest.toml", sealed_lines(tomli_w.dumps(self.asked)))
 
-    def scores(self) -> dict[str, Any]:
+    def scores(self) -> JsonDict:
         """Return the scores of the trials so far, by name."""
         return _read_json(self.path / "scores.json", "run the command again") or {}
 
-    def add(self, scores: dict[str, Any]) -> None:
+    def add(self, scores: JsonDict) -> None:
         """Keep the scores of some more trials."""
         write_atomically(self.path / "scores.json", sealed(self.scores() | scores, indent=1))
 
@@ -332,7 +332,7 @@ class TrialDirectory:
         shutil.rmtree(self.path / f"part-{part}", ignore_errors=True)
 
 
-def read_manifest(path: Path, may_be_edited: bool = False) -> dict[str, Any]:
+def read_manifest(path: Path, may_be_edited: bool = False) -> JsonDict:
     """Return the settings in a manifest file.
 
     Args:
@@ -361,7 +361,7 @@ def _sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read_json(path: Path, remedy: str, needed: tuple[str, ...] = ()) -> dict[str, Any] | None:
+def _read_json(path: Path, remedy: str, needed: tuple[str, ...] = ()) -> JsonDict | None:
     """Return the table in a JSON file; None where there is no file."""
     try:
         table = unsealed(read_bytes(path)) if path.exists() else None
@@ -372,11 +372,11 @@ def _read_json(path: Path, remedy: str, needed: tuple[str, ...] = ()) -> dict[st
     return table
 
 
-def _read_commit(path: Path) -> dict[str, Any]:
+def _read_commit(path: Path) -> JsonDict:
     try:
         if not path.exists():
             return {}
-        commit: dict[str, Any] = unsealed(read_bytes(path))
+        commit: JsonDict = unsealed(read_bytes(path))
         found = {"extra": {}, **commit}
         for name, kind in (("round", int), ("schema", str), ("extra", dict)):
             if not isinstance(found[name], kind):
@@ -391,7 +391,7 @@ def _read_commit(path: Path) -> dict[str, Any]:
     return commit
 
 
-def _counts_metrics(table: dict[str, Any]) -> bool:
+def _counts_metrics(table: JsonDict) -> bool:
     """Return whether a table has a number of bytes of metrics, and their checksum or none."""
     length, digest = table.get(METRICS_BYTES), table.get(METRICS_SHA256, "")
     return isinstance(length, int) and length >= 0 and isinstance(digest, str)

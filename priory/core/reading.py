@@ -14,8 +14,7 @@ from typing import Any
 
 from priory.core import memory
 
-__all__ = ["MOST_TEXT", "check_memory", "check_regular", "parse_json", "parse_toml", "read_bytes", "read_text", "reason"]
-
+JsonDict = dict[str, Any]  # the contents of a JSON or TOML file, and lines of logs
 MOST_TEXT = 1 << 30  # bytes of a JSON file; the scores of a million clients are a fifth of it
 MOST_TOML = 1 << 24
 SMALL = 1 << 20  # bytes that are never too many
@@ -85,7 +84,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def parse_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> JsonDict:
     """Return a TOML table; raise `ValueError` where it is nested too deeply as well."""
     if len(text) > MOST_TOML:
         raise ValueError(f"it has {memory.shown(len(text))}, more than {memory.shown(MOST_TOML)}")

@@ -12,7 +12,7 @@ import json
 import re
 from typing import Any
 
-from priory.core.reading import parse_json
+from priory.core.reading import JsonDict, parse_json
 
 KEY = "sha256"
 COMMENT = "# sha256 of the lines above: "
@@ -23,7 +23,7 @@ class SealError(ValueError):
     """A checksum does not match."""
 
 
-def sealed(table: dict[str, Any], indent: int | None = None) -> str:
+def sealed(table: JsonDict, indent: int | None = None) -> str:
     """Return a table as JSON text with its checksum."""
     key = KEY
     while key in table:  # a client may have that name
@@ -61,12 +61,12 @@ def is_as_written(raw: bytes) -> bool:
     return seal[1].strip() == claimed and not raw[seal.end() :].strip()
 
 
-def _is_damaged_seal(table: dict[str, Any]) -> bool:
+def _is_damaged_seal(table: JsonDict) -> bool:
     """Return whether the last key is a checksum by its value, so that only its name was damaged."""
     *others, last = table
     value = table[last]
     return isinstance(value, str) and len(value) == 64 and value == _digest({name: table[name] for name in others})
 
 
-def _digest(table: dict[str, Any]) -> str:
+def _digest(table: JsonDict) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -21,11 +21,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from priory.core.errors import UsageError, explain_os_errors
 from priory.core.files import locked, private_directory, write_atomically
-from priory.core.reading import parse_json, read_bytes
+from priory.core.reading import JsonDict, parse_json, read_bytes
 from priory.engine.accountants import Counted, concentrated_epsilon
 from priory.engine.accounting import Ledger
 
@@ -199,7 +198,7 @@ class Budget:
         with explain_os_errors(f"{path} cannot be read", ", so nothing is answered; make it readable"):
             raw = read_bytes(path) if path.exists() else b"{}"
         try:
-            table: dict[str, Any] = parse_json(raw)
+            table: JsonDict = parse_json(raw)
             runs = {name: _spent(line) for name, line in table.pop("runs", {}).items()}
             book = Book(**table, runs=runs)
             numbers = isinstance(book.delta, float) and isinstance(book.epsilon, float | None)
@@ -258,7 +257,7 @@ class Budget:
                     write_atomically(path, json.dumps(asdict(book), indent=1) + "\n")
 
 
-def _spent(line: dict[str, Any]) -> Spent:
+def _spent(line: JsonDict) -> Spent:
     """Return a line of the file; raise ValueError if it is none."""
     spent = Spent(**line)
     numbers, texts = (spent.rho, spent.epsilon, spent.delta), (spent.question, spent.reply, spent.terms)

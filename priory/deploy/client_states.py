@@ -16,13 +16,13 @@ import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from priory.core import codec
+from priory.core.codec import PyTree
 from priory.core.errors import UsageError, explain_os_errors
 from priory.core.files import private_directory, sync_directory, write_atomically
 from priory.core.reading import parse_json, read_bytes
@@ -70,7 +70,7 @@ class ClientStateStore:
         for place in (self.place.parent, self.place):
             private_directory(place)
 
-    def read(self, t: int, like: Any) -> tuple[Any, int]:
+    def read(self, t: int, like: PyTree) -> tuple[PyTree, int]:
         """Return the record that round t starts from and its generation; zeros and 0 for a client that has not joined.
 
         Raises when the server has gone back to a round before the oldest state that is left.
@@ -86,7 +86,7 @@ class ClientStateStore:
             )
         return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like), 0
 
-    def write(self, record: Any, generation: int, came_from: int) -> None:
+    def write(self, record: PyTree, generation: int, came_from: int) -> None:
         """Write a record, and delete all but it and the one that it came from."""
         arrays = codec.to_arrays(record)
         about = {**self._identity(), "generation": str(generation), "came_from": str(came_from)}
@@ -135,7 +135,7 @@ class ClientStateStore:
             other.unlink(missing_ok=True)
         return Reply(parse_json(about["config"]), {name: array.tobytes() for name, array in arrays.items()})
 
-    def _load(self, generation: int, like: Any) -> tuple[Any, int]:
+    def _load(self, generation: int, like: PyTree) -> tuple[PyTree, int]:
         """Return the record of a generation, and the generation that it came from."""
         path = self._path(generation)
         try:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from priory.core.errors import UsageError, explain_os_errors
 from priory.core.files import write_atomically
-from priory.core.reading import parse_json, read_bytes
+from priory.core.reading import JsonDict, parse_json, read_bytes
 from priory.core.text import one_line
 
 EVENTS, STATUS = "events.jsonl", "status.json"
@@ -29,7 +29,7 @@ class Journal:
     """The log and the status of one run."""
 
     directory: Path
-    status: dict[str, Any] = field(default_factory=dict)
+    status: JsonDict = field(default_factory=dict)
 
     def tell(self, event: str, **about: Any) -> None:
         """Log an event; a log that cannot be written stops no federation."""
@@ -50,7 +50,7 @@ class Journal:
             LOG.error("%s cannot be written (%s)", STATUS, error.strerror)
 
 
-def read_status(directory: Path) -> dict[str, Any]:
+def read_status(directory: Path) -> JsonDict:
     """Return the status of a run, with `alive`: whether its server is at work on this machine."""
     path = directory / STATUS
     with explain_os_errors(f"{path} cannot be read", "; name the directory that the server writes to (`out`)"):
@@ -64,7 +64,7 @@ def read_status(directory: Path) -> dict[str, Any]:
     return status | {"alive": status["phase"] in RUNNING and _lives(status["pid"])}
 
 
-def read_events(directory: Path) -> list[dict[str, Any]]:
+def read_events(directory: Path) -> list[JsonDict]:
     """Return the events so far; a line that was cut short is left out."""
     path = directory / EVENTS
     found = []

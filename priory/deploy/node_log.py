@@ -32,6 +32,7 @@ import numpy as np
 
 from priory.core.errors import UsageError, explain_os_errors
 from priory.core.files import locked, private_directory, sync_directory, write_all
+from priory.core.reading import JsonDict
 from priory.deploy import wire
 from priory.deploy.budget import Budget
 from priory.deploy.exchange import ABOUT, Reply, Request, content_of, sentence
@@ -135,7 +136,7 @@ class NodeLog:
         with self._read() as lines:
             return verdict_on(lines, self.client, head)
 
-    def entries(self, last: int | None = None) -> list[dict[str, Any]]:
+    def entries(self, last: int | None = None) -> list[JsonDict]:
         """Return the last entries, or all of them; lines that are damaged are left out."""
         with self._read() as lines:
             found = deque((entry for line in lines if (entry := _parsed(line))), last)
@@ -173,7 +174,7 @@ def entry_of(
     app: str | None,
     charter: str | None,
     epsilon: float | None,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Return the entry of a request and its answer."""
     run, t = request.config.get("run"), request.config.get("round")
     return {
@@ -215,7 +216,7 @@ def verdict_on(lines: Iterable[bytes], client: int, head: str | None = None) -> 
     return verdict
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parsed(line: bytes) -> JsonDict:
     """Return the entry in a line; an empty one if there is none."""
     try:
         found = json.loads(line)
@@ -224,7 +225,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _sent(reply: Reply) -> dict[str, Any]:
+def _sent(reply: Reply) -> JsonDict:
     """Return size, norm and SHA-256 of what leaves with a reply."""
     digest, size, squares = hashlib.sha256(), 0, 0.0
     for piece in content_of(reply):
@@ -238,7 +239,7 @@ def _sent(reply: Reply) -> dict[str, Any]:
     return {"bytes": size, "norm": _number(norm), "sha256": digest.hexdigest()}
 
 
-def _repair_of(cut: bytes) -> dict[str, Any]:
+def _repair_of(cut: bytes) -> JsonDict:
     """Return the entry that replaces a line that a crash cut short."""
     return {"kind": REPAIR, "time": now(), "bytes": len(cut), "sha256": hashlib.sha256(cut).hexdigest()}
 

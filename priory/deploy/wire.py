@@ -20,14 +20,14 @@ from jax.tree_util import GetAttrKey
 from numpy.lib import format as npy
 
 from priory.core import trees
-from priory.core.codec import Arrays, DecodeError, array_at, check_names, from_arrays, to_arrays
+from priory.core.codec import Arrays, DecodeError, PyTree, array_at, check_names, from_arrays, to_arrays
 from priory.fed.thin import Thin, bitmap_bytes
 
 Tree = TypeVar("Tree")
 HEADER_BYTES = 1024  # more than any array of ours needs, and little for a parser
 
 
-def encode(tree: Any) -> dict[str, bytes]:
+def encode(tree: PyTree) -> dict[str, bytes]:
     """Return the leaves of a tree by their paths, each as the bytes of an `.npy` file."""
     return {name: _to_bytes(array) for name, array in pack(tree).items()}
 
@@ -43,12 +43,12 @@ def decode(parts: Mapping[str, bytes], like: Tree) -> Tree:
     return unpack({name: from_bytes(name, raw) for name, raw in parts.items()}, like)
 
 
-def most_bytes(like: Any) -> int:
+def most_bytes(like: PyTree) -> int:
     """Return the most bytes that `encode` makes of a tree of the shape of `like`."""
     return trees.num_bytes(like) + HEADER_BYTES * len(jax.tree.leaves(like))
 
 
-def pack(tree: Any) -> Arrays:
+def pack(tree: PyTree) -> Arrays:
     """Return the leaves of a tree by their paths; raise when two of them would share a name."""
     return to_arrays(jax.tree.map(lambda node: _squeeze(node) if _is_thin(node) else node, tree, is_leaf=_is_thin))
 

@@ -22,7 +22,7 @@ from priory.core import codec
 from priory.core.codec import Arrays, DecodeError
 from priory.core.errors import UsageError, explain_os_errors
 from priory.core.files import sync_directory
-from priory.core.reading import read_bytes
+from priory.core.reading import JsonDict, read_bytes
 from priory.core.rng import Key
 from priory.core.sealed import SealError, sealed, unsealed
 from priory.data import form as forms
@@ -115,7 +115,7 @@ def _arrays(model: PersonalModel) -> Arrays:
     return codec.to_arrays({name: part for name, part in parts.items() if part is not None})
 
 
-def _describe(model: PersonalModel, raw: bytes) -> dict[str, Any]:
+def _describe(model: PersonalModel, raw: bytes) -> JsonDict:
     """Return the description: everything except the arrays."""
     task, form, source = model.task, model.form, model.source
     assert isinstance(task.is_head, Head)
@@ -146,7 +146,7 @@ def _describe(model: PersonalModel, raw: bytes) -> dict[str, Any]:
     }
 
 
-def _assembled(path: Path, table: dict[str, Any], raw: bytes, method: Method | None, model: Any) -> PersonalModel:
+def _assembled(path: Path, table: JsonDict, raw: bytes, method: Method | None, model: Any) -> PersonalModel:
     """Return the model of a description and its arrays."""
     for name, value in (("method", method), ("model", model)):
         if name in table["given"] and value is None:
@@ -165,7 +165,7 @@ def _assembled(path: Path, table: dict[str, Any], raw: bytes, method: Method | N
     return PersonalModel(method, task, _posterior(path, tensors, shape), form, key, source, calibration)
 
 
-def _task(table: dict[str, Any], model: Any, public: np.ndarray | None) -> Task:
+def _task(table: JsonDict, model: Any, public: np.ndarray | None) -> Task:
     shape, likelihood = tuple(table["input_shape"]), _likelihood(table["likelihood"])
     if model is None:
         model = parse(table["model"], input_shape=shape, num_outputs=likelihood.num_outputs)
@@ -213,23 +213,23 @@ def _posterior(path: Path, arrays: Arrays, shape: Any) -> Any:
         ) from None
 
 
-def _likelihood_table(likelihood: Any) -> dict[str, Any]:
+def _likelihood_table(likelihood: Any) -> JsonDict:
     if isinstance(likelihood, Categorical):
         return {"kind": "categorical", "num_classes": likelihood.num_classes}
     return {"kind": "gaussian", "scale": likelihood.scale}
 
 
-def _likelihood(table: dict[str, Any]) -> Categorical | Gaussian:
+def _likelihood(table: JsonDict) -> Categorical | Gaussian:
     return Categorical(int(table["num_classes"])) if table["kind"] == "categorical" else Gaussian(table["scale"])
 
 
-def _check_sum(file: Path, raw: bytes, entry: dict[str, Any]) -> None:
+def _check_sum(file: Path, raw: bytes, entry: JsonDict) -> None:
     """Raise if the bytes of a file are not those that the description has the checksum of."""
     if hashlib.sha256(raw).hexdigest() != entry["sha256"]:
         raise UsageError(f"{file} does not match its checksum, so it was damaged; export the model again.")
 
 
-def _read_description(path: Path) -> dict[str, Any]:
+def _read_description(path: Path) -> JsonDict:
     raw = _read(path / DESCRIPTION)
     try:
         table = unsealed(raw)

@@ -6,6 +6,7 @@ import time
 from typing import Any, ClassVar, Protocol
 
 from priory.core.errors import UsageError
+from priory.core.reading import JsonDict
 from priory.store import RunDirectory
 
 Numbers = dict[str, float]
@@ -16,7 +17,7 @@ PROJECT = "priory"
 class Tool(Protocol):
     """A place for metrics."""
 
-    def start(self, title: str, settings: dict[str, Any], known: str | None) -> tuple[str, set[int]]:
+    def start(self, title: str, settings: JsonDict, known: str | None) -> tuple[str, set[int]]:
         """Return the tool's name of the run, and the rounds it has; `known` is that name if the run was sent before."""
 
     def send(self, step: int, values: Numbers) -> None:
@@ -42,7 +43,7 @@ class TensorBoard:
         self._summary = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
         self._settings = importlib.import_module("tensorboard.plugins.hparams.summary_v2")
 
-    def start(self, title: str, settings: dict[str, Any], known: str | None) -> tuple[str, set[int]]:
+    def start(self, title: str, settings: JsonDict, known: str | None) -> tuple[str, set[int]]:
         """Begin a file that replaces older ones in the display: all lines are written again."""
         del known
         self._writer = self._files.EventFileWriter(str(self._path))
@@ -82,7 +83,7 @@ class MLflow:
         found = self._client.get_experiment_by_name(name)
         self._experiment = self._client.create_experiment(name) if found is None else found.experiment_id
 
-    def start(self, title: str, settings: dict[str, Any], known: str | None) -> tuple[str, set[int]]:
+    def start(self, title: str, settings: JsonDict, known: str | None) -> tuple[str, set[int]]:
         """Continue the run that was begun before; begin one only if there is none."""
         if known is not None:
             self._run = known
@@ -121,7 +122,7 @@ class WandB:
         del directory
         self._wandb = importlib.import_module("wandb")
 
-    def start(self, title: str, settings: dict[str, Any], known: str | None) -> tuple[str, set[int]]:
+    def start(self, title: str, settings: JsonDict, known: str | None) -> tuple[str, set[int]]:
         """Continue the run that was begun before: W&B counts steps, so the next one is known."""
         project = os.environ.get("WANDB_PROJECT", PROJECT)
         self._run = self._wandb.init(project=project, name=title, id=known, config=settings, resume="allow")
@@ -141,4 +142,4 @@ class WandB:
         self._run.finish(exit_code=0 if how == FINISHED else 1)
 
 
-TOOLS: dict[str, Any] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+TOOLS: JsonDict = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}

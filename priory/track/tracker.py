@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from priory.core.errors import UsageError
+from priory.core.reading import JsonDict
 from priory.store import TRACKED, RunDirectory
 from priory.track.tools import FAILED, FINISHED, STOPPED, TOOLS, Numbers, Tool
 
@@ -22,7 +23,7 @@ class Hears(Protocol):
     def advanced(self, completed: int, rounds: int, info: dict[str, float]) -> None:
         """Note that a block of rounds ended."""
 
-    def evaluated(self, line: dict[str, Any]) -> None:
+    def evaluated(self, line: JsonDict) -> None:
         """Note that a line was added to the metrics."""
 
 
@@ -56,7 +57,7 @@ class Tracker:
 
     @contextmanager
     def following(
-        self, title: str, settings: dict[str, Any], history: Iterable[dict[str, Any]], listener: Hears | None = None
+        self, title: str, settings: JsonDict, history: Iterable[JsonDict], listener: Hears | None = None
     ) -> Iterator["Tracker"]:
         """Send the settings and the lines so far, and yield the tracker as a listener.
 
@@ -84,13 +85,13 @@ class Tracker:
         if self._listener is not None:
             self._listener.advanced(completed, rounds, info)
 
-    def evaluated(self, line: dict[str, Any]) -> None:
+    def evaluated(self, line: JsonDict) -> None:
         """Send a line of the metrics."""
         if self._listener is not None:
             self._listener.evaluated(line)
         self._send(line)
 
-    def finished(self, summary: dict[str, Any]) -> None:
+    def finished(self, summary: JsonDict) -> None:
         """Send what the summary has besides the last line."""
         extra = {name: value for name, value in summary["extra"].items() if name != "clusters"}  # a name, no amount
         values = numbers({**summary, "extra": _counted(extra)})
@@ -98,7 +99,7 @@ class Tracker:
         self._safely(self._tool.end, int(summary["rounds"]), rest)
         self._outcome = FINISHED
 
-    def _send(self, line: dict[str, Any]) -> None:
+    def _send(self, line: JsonDict) -> None:
         step = int(line["round"])
         values = numbers(_counted(line))
         self._last = set(values)
@@ -126,7 +127,7 @@ class Tracker:
             warnings.warn(f"{self._name} takes no more metrics ({_why(error)}); {later}.", stacklevel=2)
 
 
-def numbers(table: dict[str, Any]) -> Numbers:
+def numbers(table: JsonDict) -> Numbers:
     """Return the finite numbers of nested tables, named by their path, without curves, text and unknown values."""
     return {name: float(value) for name, value in _leaves(table) if _is_number(value) and name != "round"}
 
@@ -148,12 +149,12 @@ def _opening(name: str, remedy: str) -> Iterator[None]:
         ) from None
 
 
-def _named(settings: dict[str, Any]) -> dict[str, Any]:
+def _named(settings: JsonDict) -> JsonDict:
     """Return settings by their path; other values than numbers, switches and text are written as text."""
     return {name: value if isinstance(value, bool | int | float) else str(value) for name, value in _leaves(settings)}
 
 
-def _leaves(table: dict[str, Any], under: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(table: JsonDict, under: str = "") -> Iterator[tuple[str, Any]]:
     taken: set[str] = set()
     for key, value in table.items():
         name = under + (PLAIN.sub("_", key).strip(".") or "_")  # clients bear names of their own
@@ -166,7 +167,7 @@ def _leaves(table: dict[str, Any], under: str = "") -> Iterator[tuple[str, Any]]
             yield name, value
 
 
-def _counted(table: dict[str, Any]) -> dict[str, Any]:
+def _counted(table: JsonDict) -> JsonDict:
     """Return the table with the number of updates that were left out in place of the names of clients."""
     return {**table, "rejected": sum(table.get("rejected", {}).values())}
 

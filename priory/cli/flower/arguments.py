@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 from priory import methods
 from priory.cli import federation, flags, start
@@ -13,6 +12,7 @@ from priory.cli.federation import DataFlags
 from priory.cli.flags import Flag
 from priory.cli.run import DATA_GROUP, METHOD_GROUP, RUN_GROUP, run_flags, settings_from, title_of
 from priory.core.errors import UsageError
+from priory.core.reading import JsonDict
 from priory.data import Federation
 from priory.data import schema as schemas
 from priory.data.schema import Schema
@@ -40,8 +40,8 @@ class Asked:
 
     charter: Charter
     federation: Federation | None
-    rest: dict[str, Any]
-    spec: dict[str, Any]
+    rest: JsonDict
+    spec: JsonDict
     shared: list[str]
 
 

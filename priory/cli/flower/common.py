@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from priory.cli import flags
 from priory.cli.flags import Flag
 from priory.core.errors import UsageError
+from priory.core.reading import JsonDict
 from priory.deploy.client_states import client_directory
 
 STATE = Flag("directory", (), str, flags.REQUIRED, "The state directory of the node.", placed="DIR")
@@ -14,7 +14,7 @@ CLIENT = Flag("client", (), int, flags.REQUIRED, "Number of the client (partitio
 JSON = Flag("json", (), bool, False, "Print one JSON object.")
 
 
-def parse(command: str, argv: Sequence[str], wanted: Sequence[Flag], text: str) -> dict[str, Any]:
+def parse(command: str, argv: Sequence[str], wanted: Sequence[Flag], text: str) -> JsonDict:
     """Return the values of a command's flags."""
     title = command.split()[0]
     return flags.parse({title: flags.group(title, "", wanted)}, argv, f"priory flower {command}", text)[title]

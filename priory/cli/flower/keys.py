@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from priory import report
 from priory.cli import flags
@@ -14,6 +13,7 @@ from priory.cli.flower import common
 from priory.cli.flower.common import JSON
 from priory.core import memory
 from priory.core.errors import UsageError
+from priory.core.reading import JsonDict
 from priory.deploy import node_keys, tls
 from priory.deploy.node_keys import GONE, Node, SuperLink, fingerprint
 from priory.deploy.roster import NODES, Roster
@@ -183,7 +183,7 @@ def _revoke(argv: Sequence[str]) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"list": _list, "renew": _renew, "revoke": _revoke}
 
 
-def _superlink(values: dict[str, Any]) -> SuperLink:
+def _superlink(values: JsonDict) -> SuperLink:
     if not values["superlink"]:
         raise UsageError(
             f"node={values['node']!r} is registered with a SuperLink, and none is named; give --superlink NAME, as in "
@@ -216,7 +216,7 @@ def _warnings(place: Path) -> list[str]:
     return found
 
 
-def _rows(publics: dict[str, bytes], nodes: list[Node] | None) -> list[dict[str, Any]]:
+def _rows(publics: dict[str, bytes], nodes: list[Node] | None) -> list[JsonDict]:
     """Return a line for each key: those in the directory, then those that only the SuperLink knows."""
     known = {one.key: one for one in nodes or ()}
     rows = [

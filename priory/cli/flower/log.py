@@ -10,6 +10,7 @@ from priory.cli.flags import Flag
 from priory.cli.flower import common
 from priory.cli.flower.common import STATE
 from priory.core.errors import UsageError
+from priory.core.reading import JsonDict
 from priory.core.text import one_line
 from priory.deploy.client_states import client_directory
 from priory.deploy.node_log import HASH, NAME, REPAIR, NodeLog, Verdict
@@ -93,7 +94,7 @@ def lines_of(client: int, verdict: Verdict) -> list[str]:
     return lines
 
 
-def line_of(entry: dict[str, Any]) -> str:
+def line_of(entry: JsonDict) -> str:
     """Return an entry on one line."""
     if entry.get("kind") == REPAIR:
         return one_line(f"{entry.get('time')}  repair    replaces {entry.get('bytes')} bytes of a line cut short")
@@ -106,7 +107,7 @@ def line_of(entry: dict[str, Any]) -> str:
     return one_line(f"{what}{spent}  run {entry.get('run')}{reason}")
 
 
-def _logs(values: dict[str, Any]) -> list[NodeLog]:
+def _logs(values: JsonDict) -> list[NodeLog]:
     """Return the log of the client that was named, or of all that have one."""
     directory, client = Path(values["directory"]), values["client"]
     if client is not None:

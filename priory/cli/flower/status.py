@@ -3,13 +3,13 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from priory import report
 from priory.cli import flags
 from priory.cli.flags import Flag
 from priory.cli.flower import common
 from priory.cli.flower.common import JSON
+from priory.core.reading import JsonDict
 from priory.deploy.journal import read_events, read_status
 
 TEXT = "Show the status of a run's server. The exit code is 0 if it is at work or has finished, 1 if it failed or died."
@@ -32,7 +32,7 @@ def status(argv: Sequence[str]) -> int:
     return 0 if fine else DEAD
 
 
-def lines_of(told: dict[str, Any], directory: Path) -> list[str]:
+def lines_of(told: JsonDict, directory: Path) -> list[str]:
     """Return the status in words."""
     state = told["phase"] if told["alive"] or told["phase"] in ("finished", "failed") else f"died while {told['phase']}"
     found = [f"{told.get('method')} ({told.get('run')}): {state}, round {told.get('round')} of {told.get('rounds')}"]

@@ -17,6 +17,7 @@ from priory.cli.flower import arguments
 from priory.cli.run import TRUST
 from priory.core.errors import UsageError
 from priory.core.files import check_writable, private_directory
+from priory.core.reading import JsonDict
 from priory.deploy import charter as charters
 from priory.deploy import examples
 from priory.deploy.app import changed_files, package_of, write_app
@@ -123,7 +124,7 @@ def _ended_by(number: signal.Signals) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def _app(place: Path, charter: Charter, spec: dict[str, Any], secure: bool, trust_code: bool) -> Path:
+def _app(place: Path, charter: Charter, spec: JsonDict, secure: bool, trust_code: bool) -> Path:
     """Return the app of this federation, which is written unless the command that began it has done so."""
     app = place / "app"
     if not app.exists():
@@ -144,7 +145,7 @@ def _app(place: Path, charter: Charter, spec: dict[str, Any], secure: bool, trus
     return app
 
 
-def _node(place: Path, federation: Any, client: int) -> dict[str, Any]:
+def _node(place: Path, federation: Any, client: int) -> JsonDict:
     """Return the node-config of a client, whose rows are dealt to a directory of its own."""
     home = place.resolve() / "nodes" / str(client)
     dealt = home / "rows.npz"
@@ -154,7 +155,7 @@ def _node(place: Path, federation: Any, client: int) -> dict[str, Any]:
     return {"partition-id": client, "num-partitions": num, "dealt": str(dealt), "state": str(home / "state")}
 
 
-def _watched(fleet: Fleet, app: Path, config: dict[str, Any], server: Path, stop: Callable[[], bool]) -> int:
+def _watched(fleet: Fleet, app: Path, config: JsonDict, server: Path, stop: Callable[[], bool]) -> int:
     """Wait for the end of the run, start again what died, and return the exit code."""
     shown = len(read_events(server)) if (server / EVENTS).exists() else 0
     started = dict.fromkeys(range(len(fleet.supernodes)), time.monotonic())
