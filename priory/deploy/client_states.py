@@ -138,14 +138,16 @@ class ClientStateStore:
     def _load(self, generation: int, like: PyTree) -> tuple[PyTree, int]:
         """Return the record of a generation, and the generation that it came from."""
         path = self._path(generation)
+        with explain_os_errors(f"{path} cannot be read", "; make it readable, and the next round goes on from it"):
+            raw = read_bytes(path)
         try:
-            arrays, about = codec.from_file(read_bytes(path))
+            arrays, about = codec.from_file(raw)
             claimed = about.pop(CHECKSUM, None)
             whole = codec.digest(arrays, about if claimed else {}) == (claimed or about[OLD_CHECKSUM])
             if not whole or about["generation"] != str(generation):
                 raise ValueError
             came_from = int(about["came_from"])
-        except (OSError, KeyError, ValueError):
+        except (KeyError, ValueError):
             raise UsageError(
                 f"{path} is damaged, so the client's state is lost; `priory flower forget` it to start again."
             ) from None

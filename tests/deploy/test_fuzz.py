@@ -27,7 +27,7 @@ from priory.deploy.server import Operations, Server
 from priory.fed.method import Message
 from priory.fed.thin import Thin
 from priory.methods import get
-from priory.store import RunDirectory
+from priory.store import REMEDIES, RunDirectory
 from tests.deploy.conftest import MODEL, Deployed, small_charter, small_federation
 
 
@@ -211,7 +211,7 @@ def everything(directory, data=None):
     """Each of the readers of a run directory."""
     run = RunDirectory(directory)
     readers = [run.manifest, run.summary, run.metrics, run.per_client, run.is_committed, run.committed]
-    readers += [run.architectures, run.uncertainty, run.tracked, run.certificates]
+    readers += [lambda name=name: run.read(name) for name in REMEDIES]
     readers += [lambda: read_status(directory), lambda: read_events(directory)]
     return [*readers, lambda: Roster.open(directory, True), lambda: priory.load(directory, federation=data)]
 
