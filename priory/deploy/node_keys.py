@@ -203,25 +203,23 @@ class SuperLink:
 
     def nodes(self) -> list[Node]:
         """Return all nodes, those that are unregistered too."""
-        from flwr.proto.control_pb2 import ListNodesRequest
-
-        with self._client() as client:
-            found = client.ListNodes(ListNodesRequest()).nodes_info
+        found = self._call("ListNodes").nodes_info
         return [Node(one.node_id, one.name, one.status, bytes(one.public_key)) for one in found]
 
     def register(self, key: bytes, name: str) -> int:
         """Register a public key that was never registered before; return the number of its node."""
-        from flwr.proto.control_pb2 import RegisterNodeRequest
-
-        with self._client() as client:
-            return int(client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
+        return int(self._call("RegisterNode", public_key=key, name=name).node_id)
 
     def unregister(self, node: int) -> None:
         """Turn a node away from now on."""
-        from flwr.proto.control_pb2 import UnregisterNodeRequest
+        self._call("UnregisterNode", node_id=node)
 
+    def _call(self, verb: str, /, **fields: bytes | int | str) -> Any:
+        """Return the answer to a request of Flower's control API."""
         with self._client() as client:
-            client.UnregisterNode(UnregisterNodeRequest(node_id=node))
+            from flwr.proto import control_pb2
+
+            return getattr(client, verb)(getattr(control_pb2, f"{verb}Request")(**fields))
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[Any]:
