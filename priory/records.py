@@ -16,6 +16,7 @@ import os
 import struct
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,63 +34,50 @@ ENTRY = 8  # bytes in the index
 SCANNED = 1 << 20  # bytes of the index that are read at once
 
 
-class Format2:
-    """The files as they are described above."""
+@dataclass(frozen=True)
+class Format:
+    """How slots and entries are written.
 
-    index, head = INDEX, 8
+    Attributes:
+        index: Name of the index.
+        head: Bytes of a slot before the body.
+        is_old: Whether the index is unprotected and checksums cover bodies alone, as in files of format 1, which
+            continue in their format.
+    """
 
-    @staticmethod
-    def entry(slot: int, generation: int) -> bytes:
+    index: str
+    head: int
+    is_old: bool
+
+    def entry(self, slot: int, generation: int) -> bytes:
         """Return the entry of a slot in the index."""
+        if self.is_old:
+            return struct.pack("<q", generation)
         return bytes(ENTRY) if generation == NEVER else struct.pack("<II", generation, checksum(b"", slot, generation))
 
-    @staticmethod
-    def generation(slot: int, entry: bytes) -> int | None:
+    def generation(self, slot: int, entry: bytes) -> int | None:
         """Return the generation in an entry of the index; None if it does not match its checksum."""
+        if self.is_old:
+            return int.from_bytes(entry, "little", signed=True)
         generation, claimed = struct.unpack("<II", entry)
         whole = generation != NEVER and claimed == checksum(b"", slot, generation)
         return generation if whole or entry == bytes(ENTRY) else None
 
-    @staticmethod
-    def record(client: int, generation: int, body: bytes) -> bytes:
+    def record(self, client: int, generation: int, body: bytes) -> bytes:
         """Return the bytes of a slot."""
+        if self.is_old:
+            return struct.pack("<I", checksum(body)) + body
         return struct.pack("<II", checksum(body, client, generation), generation) + body
 
-    @staticmethod
-    def generation_of(client: int, record: bytes) -> int | None:
-        """Return the generation of a stored record; None if it does not match its checksum."""
+    def generation_of(self, client: int, record: bytes) -> int | None:
+        """Return the generation of a stored record, `UNKNOWN` if it has none; None if its checksum does not match."""
+        if self.is_old:
+            return UNKNOWN if int.from_bytes(record[:4], "little") == checksum(record[4:]) else None
         claimed, generation = struct.unpack("<II", record[:8])
         return generation if claimed == checksum(record[8:], client, generation) else None
 
 
-class Format1:
-    """The files of older versions, which go on as they are: the index is not protected, and bodies alone are."""
-
-    index, head = OLD_INDEX, 4
-
-    @staticmethod
-    def entry(slot: int, generation: int) -> bytes:
-        """Return the entry of a slot in the index."""
-        del slot
-        return struct.pack("<q", generation)
-
-    @staticmethod
-    def generation(slot: int, entry: bytes) -> int | None:
-        """Return the generation in an entry of the index."""
-        del slot
-        return int.from_bytes(entry, "little", signed=True)
-
-    @staticmethod
-    def record(client: int, generation: int, body: bytes) -> bytes:
-        """Return the bytes of a slot."""
-        del client, generation
-        return struct.pack("<I", checksum(body)) + body
-
-    @staticmethod
-    def generation_of(client: int, record: bytes) -> int | None:
-        """Return `UNKNOWN`, since a record does not say its generation; None if it does not match its checksum."""
-        del client
-        return UNKNOWN if int.from_bytes(record[:4], "little") == checksum(record[4:]) else None
+FORMAT_1, FORMAT_2 = Format(OLD_INDEX, 4, is_old=True), Format(INDEX, 8, is_old=False)
 
 
 class RecordStore:
@@ -97,7 +85,7 @@ class RecordStore:
 
     def __init__(self, directory: Path, like: PyTree, num: int, is_new: bool = True) -> None:
         self._codec, self._num = Codec(like), num
-        self._format = Format1 if (directory / OLD_INDEX).exists() else Format2
+        self._format = FORMAT_1 if (directory / OLD_INDEX).exists() else FORMAT_2
         self._bytes = self._format.head + self._codec.size
         self.schema = hashlib.sha256(repr((num, *self._codec.structure)).encode()).hexdigest()[:16]
         directory.mkdir(parents=True, exist_ok=True)
