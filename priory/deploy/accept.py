@@ -1,4 +1,4 @@
-"""What the server makes of a reply: a message that may count, or a reason why it does not.
+"""Validation of replies: the server gets a message that may count, or a reason why it does not.
 
 Nothing in a reply is believed before it is checked: which round it answers, the bytes (`wire.decode`), then the numbers
 by the function that the simulator uses (`fed.screen.verdict`).
@@ -49,17 +49,17 @@ class Refused:
     sentence: str
 
 
-def judged(
+def validate_reply(
     charter: Charter, method: Method, task: Task, down: Any, reply: Reply, client: int, asked: dict[str, Any]
 ) -> Accepted | Refused:
-    """What a reply to the request of a round is worth.
+    """Return what counts of a reply to the request of a round, or why it does not count.
 
     Args:
         method: As the schedules have it in this round.
         task: Of the client's group.
         asked: What the request said of run and round.
     """
-    if fault := unfit(reply, asked):
+    if fault := mismatch(reply, asked):
         return fault
     status = reply.config.get("status")
     if type(status) is not int or not 0 <= status < len(visit.STATUSES):
@@ -84,8 +84,8 @@ def judged(
     return Accepted(message, metrics, num_bytes)
 
 
-def unfit(reply: Reply, asked: dict[str, Any]) -> Refused | None:
-    """Why a reply is no answer to what was asked, if it is none."""
+def mismatch(reply: Reply, asked: dict[str, Any]) -> Refused | None:
+    """Return why a reply does not answer the request, or None if it does."""
     if reply.error:
         return Refused("node", sentence(reply.error))
     for name in ("kind", "run", "round"):
@@ -96,7 +96,7 @@ def unfit(reply: Reply, asked: dict[str, Any]) -> Refused | None:
 
 
 def verdict(method: Method, task: Task, down: Any, message: Message, channel: Any, limits: Limits) -> Array:
-    """What the simulator's screening says of a message; 0 if it may count."""
+    """Return the verdict of the simulator's screening on a message; 0 if it may count."""
     if isinstance(channel, privacy.NoisedSum):
         return _verdict_on_difference(message, channel)
     return _verdict(method, task, down, message, limits)

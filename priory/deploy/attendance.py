@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from priory.core.errors import UsageError
-from priory.deploy.accept import unfit
+from priory.deploy.accept import mismatch
 from priory.deploy.exchange import Link, Reply, Request
 from priory.deploy.journal import Journal
 from priory.deploy.roster import Roster
@@ -81,7 +81,7 @@ class Attendance:
     def _welcome(self, node: int, reply: Reply, hello: Request, present: list[int]) -> None:
         """Let a node speak for the client that it says it is, or turn it away."""
         try:
-            if fault := unfit(reply, dict(hello.config)):
+            if fault := mismatch(reply, dict(hello.config)):
                 raise UsageError(fault.sentence)
             client = reply.config.get("client")
             if type(client) is not int or not 0 <= client < self.num_clients:

@@ -14,7 +14,7 @@ from priory import metrics
 from priory.core import trees
 from priory.core.errors import UsageError
 from priory.deploy import wire
-from priory.deploy.accept import unfit
+from priory.deploy.accept import mismatch
 from priory.deploy.charter import Charter
 from priory.deploy.client import tallies_like
 from priory.deploy.exchange import Reply
@@ -74,7 +74,7 @@ def scored(
         try:
             if client < 0 or client in found:
                 raise UsageError("Nothing was asked of it, or it has answered.")
-            if fault := unfit(reply, config):
+            if fault := mismatch(reply, config):
                 raise UsageError(fault.sentence)
             if not reply.arrays and privacy.is_private(charter.channel):
                 continue  # it has scored its model for itself

@@ -25,7 +25,7 @@ from priory.core.files import check_no_links, private_directory
 from priory.core.rng import Key, Stream
 from priory.deploy import charter as charters
 from priory.deploy import noise, wire
-from priory.deploy.accept import Accepted, Refused, judged
+from priory.deploy.accept import Accepted, Refused, validate_reply
 from priory.deploy.attendance import Attendance, TooFewReplies
 from priory.deploy.charter import Charter
 from priory.deploy.client_states import SECRET, secret_in
@@ -257,7 +257,7 @@ class Server:
             )
             return
         asked = dict(requests[node].config) | {"kind": "train"}
-        found = judged(self.charter, method, self.charter.task_of(client), down, reply, client, asked)
+        found = validate_reply(self.charter, method, self.charter.task_of(client), down, reply, client, asked)
         if isinstance(found, Refused):
             came.refused[client] = found
             self._refuse(t, client, node, found)

@@ -9,7 +9,7 @@ import pytest
 
 from priory.core.struct import replace
 from priory.deploy import wire
-from priory.deploy.accept import Accepted, Refused, judged
+from priory.deploy.accept import Accepted, Refused, validate_reply
 from priory.deploy.client import Client
 from priory.deploy.examples import of_client
 from priory.deploy.exchange import Reply
@@ -43,7 +43,7 @@ def judge(charter, reply, **changed):
     """The verdict on a reply of client 1, and on one that asks for something else."""
     request = asked(charter, **changed)
     down = first_broadcast(charter)
-    return judged(charter, charter.method, charter.task_of(1), down, reply, 1, dict(request.config))
+    return validate_reply(charter, charter.method, charter.task_of(1), down, reply, 1, dict(request.config))
 
 
 def altered(charter, reply, change):

@@ -218,21 +218,14 @@ def _warnings(place: Path) -> list[str]:
 
 def _rows(publics: dict[str, bytes], nodes: list[Node] | None) -> list[JsonDict]:
     """Return a line for each key: those in the directory, then those that only the SuperLink knows."""
-    known = {one.key: one for one in nodes or ()}
-    rows = [
-        {"name": name, "fingerprint": fingerprint(key), **_standing(known.get(key), nodes is not None)}
-        for name, key in publics.items()
-    ]
+    known, rows = {one.key: one for one in nodes or ()}, []
+    for name, key in publics.items():
+        node, unknown = known.get(key), None if nodes is None else "not registered"
+        about = {"node": None, "status": unknown} if node is None else {"node": str(node.id), "status": node.status}
+        rows.append({"name": name, "fingerprint": fingerprint(key), **about})
     strangers = [one for one in nodes or () if one.key not in publics.values() and one.status != GONE]
     for one in strangers:
         status = f"{one.status}, with a key that is not in this directory"
         shown = fingerprint(one.key) if one.key.startswith(b"-----BEGIN") else "-"
         rows.append({"name": one.name or "-", "fingerprint": shown, "node": str(one.id), "status": status})
     return rows
-
-
-def _standing(node: Node | None, is_asked: bool) -> dict[str, str | None]:
-    """Return the number and the status of a key's node; both are None unless a SuperLink was asked."""
-    if node is None:
-        return {"node": None, "status": "not registered" if is_asked else None}
-    return {"node": str(node.id), "status": node.status}
