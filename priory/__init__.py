@@ -17,8 +17,11 @@ if not TYPE_CHECKING:  # a type checker knows the names, and is to complain of o
         public = name == "__all__" or not name.startswith("_")
         if public and importlib.util.find_spec(f"priory.{name}"):
             return importlib.import_module(f"priory.{name}")
-        if public and name in ("__all__", *(names := importlib.import_module("priory._names")).__all__):
-            return globals().setdefault(name, getattr(names, name))
+        names = vars(importlib.import_module("priory._names")) if public else {}
+        if name == "__all__":
+            return sorted(known for known in names if not known.startswith("_"))
+        if name in names:
+            return globals().setdefault(name, names[name])
         raise AttributeError(f"module 'priory' has no attribute {name!r}")
 
     def __dir__() -> list[str]:

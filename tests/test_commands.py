@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +103,8 @@ def write_files(page: str) -> None:
         for file in (Path("visits.csv"), Path("server", "sample.csv")):
             file.parent.mkdir(exist_ok=True)
             file.write_text("hospital,age,outcome\n" + rows)
+    if page == "adding-a-method.md":
+        shutil.copy(ROOT / "docs" / "fedavgm.py", "fedavgm.py")
     if page == "report.md":
         np.savez("noise.npz", x=np.random.default_rng(0).integers(0, 17, (20, 8, 8, 1)).astype(np.uint8))
         for seed, name in enumerate(("three/fedavg", "a", "b")):

@@ -37,6 +37,11 @@ def test_the_python_of_a_page_runs(page, monkeypatch, capsys):
         check_output(printed, shown.strip())
 
 
+def test_the_method_on_the_page_is_the_file_next_to_it():
+    text = (ROOT / "docs" / "adding-a-method.md").read_text()
+    assert f"```python\n{(ROOT / 'docs' / 'fedavgm.py').read_text()}```" in text
+
+
 def check_output(printed: str, shown: str) -> None:
     """Compare words exactly, and numbers up to what rounding does on another processor: 0.05, or 5 %."""
     assert NUMBER.sub("#", printed) == NUMBER.sub("#", shown)

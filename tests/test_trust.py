@@ -64,9 +64,24 @@ HARMLESS = {
 }
 
 
+METHODS = {
+    "a module": "planted_net:Planted",
+    "a file": "planted_net.py:Planted",
+    "a path": "/{}/planted_net.py:Planted",
+}
+
+
 def name_the_module(file: Path) -> None:
     """Let a manifest or the description of a model name the planted module."""
     forge(file, '"linear"', f'"{NAME}"')
+
+
+def name_the_method(file: Path, name: str) -> None:
+    """Let a manifest or the description of a model name the planted module as the code of its method."""
+    if file.suffix == ".json":
+        forge(file, '"given": ', f'"code": {{"method": "{name}"}}, "given": ')
+    else:
+        forge(file, "[run]", f'[code]\nmethod = "{name}"\n\n[run]')
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +113,22 @@ def files(tmp_path_factory) -> Path:
 @pytest.fixture
 def place(files, tmp_path, monkeypatch, capsys) -> Path:
     """The current directory, whose files name a module that is planted there and leaves a marker when imported."""
-    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    sys.modules.pop("planted_net", None)
+    plant(files, tmp_path, monkeypatch, capsys)
     for file in [*tmp_path.rglob("manifest.toml"), *tmp_path.rglob("model.json")]:
         if "joined/manifest" not in str(file):
             name_the_module(file)
     forge(tmp_path / "several.toml", "linear,linear", f"mlp:8,4,{NAME}")
-    (tmp_path / "planted_net.py").write_text(MODULE.format(marker=str(tmp_path / "marker")))
-    capsys.readouterr()
     return tmp_path
+
+
+def plant(files, place, monkeypatch, capsys) -> None:
+    """Copy the files to the current directory, and write a module there that leaves a marker when imported."""
+    shutil.copytree(files, place, dirs_exist_ok=True)
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    sys.modules.pop("planted_net", None)
+    (place / "planted_net.py").write_text(MODULE.format(marker=str(place / "marker")))
+    capsys.readouterr()
 
 
 @pytest.fixture
@@ -125,6 +145,51 @@ def test_a_command_refuses_code_that_a_file_names_before_it_is_imported(command,
     assert NAME in line
     assert "--trust-code" in line
     assert any(f"{name} names" in line for name in ("manifest.toml", "model.json", "several.toml"))
+    assert not (importable / "marker").exists()
+
+
+@pytest.fixture(params=METHODS)
+def named(request, files, tmp_path, monkeypatch, capsys) -> str:
+    """The name of a method's code in all files of the current directory, where the planted module is."""
+    plant(files, tmp_path, monkeypatch, capsys)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = METHODS[request.param].format(str(tmp_path).strip("/"))
+    for file in [*tmp_path.rglob("manifest.toml"), *tmp_path.rglob("model.json"), tmp_path / "several.toml"]:
+        name_the_method(file, name)
+    if request.param == "a file":  # which is next to the file that names it
+        for folder in {file.parent for file in tmp_path.rglob("m*.*")}:
+            shutil.copy(tmp_path / "planted_net.py", folder / "planted_net.py")
+    return name
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_so_is_the_code_of_a_method(command, named, capsys):
+    assert main(REFUSED[command]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f"names the method {named!r}" in line
+    assert "--trust-code" in line
+    assert not Path("marker").exists()
+
+
+@pytest.mark.parametrize("command", OTHER_SETTINGS | HARMLESS)
+def test_no_command_imports_the_code_of_another_method(command, named):
+    main((OTHER_SETTINGS | HARMLESS)[command])
+    assert not Path("marker").exists()
+
+
+def test_a_network_that_is_passed_in_is_no_trust_in_a_method(named):
+    network = priory.models.parse("linear", input_shape=(8, 8, 1), num_outputs=10)
+    for read, path in ((priory.load, "run"), (priory.load_model, "exported")):
+        with pytest.raises(UsageError, match="names the method"):
+            read(path, model=network)
+        assert not Path("marker").exists()
+
+
+@pytest.mark.parametrize("code", ["3", '"planted_net:Planted"', "{ method = 3 }", '{ method = "planted_net" }'])
+def test_a_table_of_code_that_priory_did_not_write_is_refused(code, importable):
+    forge(Path("run/manifest.toml"), "[method]", f"code = {code}\n\n[method]")
+    with pytest.raises(UsageError, match=r"code=|names no class"):
+        priory.load("run", trust_code=True)
     assert not (importable / "marker").exists()
 
 

@@ -150,7 +150,7 @@ def _page_of(room: str) -> str:
 
 def _reference() -> dict[str, str]:
     """Pages of the API reference: one for the names of `priory` itself, and one for each room."""
-    package = griffe.load("priory", search_paths=[ROOT])
+    package = griffe.load("priory", search_paths=[ROOT], resolve_aliases=True)
     pages = {_page_of("priory"): _names(package)}
     for room in _rooms():
         module = package[room.removeprefix("priory.")]
@@ -169,7 +169,7 @@ def _reference() -> dict[str, str]:
 def _names(package: griffe.Module) -> str:
     rows = []
     public = package["_names"]
-    for name in public.exports:
+    for name in sorted(name for name in public.members if not name.startswith("_")):
         thing = _meant(public, name)
         link = f"({name}.md)" if thing.is_module else f"[{thing.canonical_path}]"
         # One paper, one file: the module says what the class of its name is.

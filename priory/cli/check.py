@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import priory
-from priory import methods, report
+from priory import report
 from priory.calibration import Checked, Options, Verdict, enough, passing
 from priory.calibration import check as check_method
 from priory.cli import flags, start
@@ -76,7 +76,7 @@ def read(argv: Sequence[str]) -> Asked:
     if argv[0] in ("-h", "--help"):
         name, rest, text, default = "METHOD", argv, TEXT, None
     else:
-        name, rest, default = argv[0], argv[1:], enough(methods.get(argv[0])())
+        name, rest, default = argv[0], argv[1:], enough(start.typed_method(argv[0]))
         text = title_of(default)
     groups = {} if default is None else {"method": flags.group("method", METHOD_GROUP, flags.flags_of(default))}
     groups["check"] = flags.group("check", "How it is checked.", flags.flags_of(Options()))

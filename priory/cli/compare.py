@@ -37,7 +37,8 @@ from priory.store import RunDirectory
 
 TEXT = (
     "Train several methods on the same federation with the same seeds and print one table. A method is a name of "
-    "`priory methods`, with settings of its own by flag name where wanted: fedprox:mu=0.1,step-size=0.05. All methods "
+    "`priory methods`, path/file.py:Class or package.module:Class, with settings of its own by flag name where wanted: "
+    "fedprox:mu=0.1,step-size=0.05 or ./mine.py:Mine:mu=0.1. All methods "
     "are checked before the first is trained, and if one fails later, the others finish and are printed. Finished "
     "runs are loaded and stopped ones resumed, so the same command goes on where it was left."
 )
@@ -150,20 +151,25 @@ def compare(argv: Sequence[str]) -> int:
 def methods_from(texts: Sequence[str], shared: dict[str, Any]) -> dict[str, Any]:
     """The methods by label, each with the shared settings and then its own."""
     if not texts:
-        raise UsageError(f"There is no method to compare; name some of {', '.join(methods.REGISTRY)}.")
+        raise UsageError(f"There is no method to compare; name some of {', '.join(methods.names())}.")
     named: dict[str, Any] = {}
     for text in texts:
+        name, settings = _split(text)
         if text in named:
-            raise UsageError(
-                f"{text} is named twice; give it other settings, such as {text.partition(':')[0]}:epochs=2."
-            )
-        name, _, settings = text.partition(":")
-        method = methods.get(name)()
+            raise UsageError(f"{text} is named twice; give it other settings, such as {name}:epochs=2.")
+        method = start.typed_method(name)
         for key in shared:
             flags.find(method, key.replace("_", "-"), name)
         own = dict(_own_settings(method, name, settings))
         named[text] = flags.build(method, shared | own)
     return named
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Return a method, whose own name may contain one colon, and the settings behind it."""
+    parts = text.split(":")
+    words = 2 if parts[0] not in methods.names() and methods.is_code(":".join(parts[:2])) else 1
+    return ":".join(parts[:words]), ":".join(parts[words:])
 
 
 def _own_settings(method: Method, name: str, text: str) -> Iterator[tuple[str, Any]]:
@@ -178,7 +184,8 @@ def _own_settings(method: Method, name: str, text: str) -> Iterator[tuple[str, A
 def _cells(named: dict[str, Any], settings: Settings, seeds: int, directory: Path) -> Iterator[Cell]:
     for label, method in named.items():
         for seed in range(settings.seed, settings.seed + seeds):
-            folder = f"{label.replace(':', '-').replace('/', '_')}-s{seed}"
+            folder = f"{label.removeprefix('./').replace(':', '-').replace('/', '_')}-s{seed}"
+            folder = f"_{folder}" if folder.startswith(".") else folder  # which would be hidden
             yield Cell(label, method, dataclasses.replace(settings, seed=seed), directory / folder)
 
 
@@ -265,7 +272,8 @@ def _summary(cell: Cell, data: Federation, label: str, **how: Any) -> dict[str, 
     with progress.watching(label) as watcher:
         if (cell.path / "manifest.toml").exists():
             # `_is_finished` has compared the manifest with the command, so its model was typed by the user.
-            run = resume(cell.path, federation=data, listener=watcher, trust_code=True, **how)
+            known: dict[str, Any] = {"federation": data, "method": cell.method}
+            run = resume(cell.path, listener=watcher, trust_code=True, **known, **how)
         else:
             settings = dataclasses.asdict(cell.settings)
             run = simulate(cell.method, data, out=cell.path, listener=watcher, **how, **settings)

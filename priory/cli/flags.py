@@ -66,8 +66,7 @@ def flags_of(value: Any, path: tuple[str, ...] = ()) -> list[Flag]:
             name = field.metadata.get("flag", schedule.RENAMED.get(field.name, field.name))
             is_static = bool(field.metadata.get("static"))
             found.append(Flag(name, here, hints[field.name], current, texts.get(field.name, ""), is_static))
-    twice = {flag.name for flag in found if sum(other.name == flag.name for other in found) > 1}
-    assert not twice, f"{type(value).__name__} has two settings named {twice}"
+    _check_once([flag.name for flag in found])
     return found
 
 
@@ -82,6 +81,7 @@ def group(title: str, text: str, flags: Iterable[Flag]) -> type[Any]:
 
 def parse(groups: dict[str, type[Any]], argv: Sequence[str], prog: str, text: str) -> dict[str, dict[str, Any]]:
     """Return the values of each group of flags; tyro prints its panel and exits on a bad one."""
+    _check_once([field.name for group in groups.values() for field in dataclasses.fields(group)])
     joined = dataclasses.make_dataclass("Flags", list(groups.items()))
     joined.__doc__ = text
     parsed: Any = tyro.cli(joined, args=list(argv), prog=prog, description=text, config=CONFIG)
@@ -144,6 +144,13 @@ def several(flag: Flag) -> Flag:
 def flatten(values: Iterable[Iterable[str]]) -> tuple[str, ...]:
     """Return the values of a flag made by `several`, in one row."""
     return tuple(text for some in values for text in some)
+
+
+def _check_once(names: list[str]) -> None:
+    """Raise if two settings have one name, which a method from outside may do."""
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{name} is the name of two flags; give the setting of the method another name.")
 
 
 def _annotated(flag: Flag) -> Any:

@@ -11,7 +11,10 @@ def methods(argv: Sequence[str]) -> int:
     flags.parse({}, argv, prog="priory methods", text="List the methods: paper, what a client keeps and what it sends.")
     console = report.console()
     console.print(report.methods_table())
-    console.print("\n`priory run METHOD --help` lists the hyper-parameters of a method.")
+    console.print(
+        "\n`priory run METHOD --help` lists the hyper-parameters of a method. METHOD may also be path/file.py:Class or "
+        "package.module:Class."
+    )
     return 0
 
 

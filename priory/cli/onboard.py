@@ -116,7 +116,7 @@ def onboard(argv: Sequence[str]) -> int:
         files["predictions.csv"] = _predictions(outcome, asked, console)
     place = _write(path / ONBOARDED / (chosen.name or Path(chosen.data or chosen.predict or "").stem), files)
     save_model(outcome.model.named(place.name), place / MODEL)
-    command = f"priory predict {path} --client {place.name}{trusting(run.settings)}"
+    command = f"priory predict {path} --client {place.name}{trusting(run.method, run.settings)}"
     console.print(f"it predicts with: {command}", markup=False, soft_wrap=True)
     console.print(f"{' and '.join(sorted(files))} in {place}", markup=False, soft_wrap=True)
     if outcome.scores is not None and outcome.scores["scores"][KEYS[outcome.way]]["nll"] is None:

@@ -34,8 +34,8 @@ TRUST = Flag(
     (),
     bool,
     False,
-    "Import the Python code that a file names as its model (module:factory), from installed packages or the current "
-    "directory; only if you trust whoever wrote the file.",
+    "Import the Python code that a file names as its model or method (module:factory), from installed packages or the "
+    "current directory; only if you trust whoever wrote the file.",
 )
 METHOD_GROUP = "Hyper-parameters of the method, its optimiser and its local work."
 DATA_GROUP = "The federation."
@@ -95,7 +95,7 @@ def run(argv: Sequence[str]) -> int:
         return _run_manifest(Path(argv[0]), argv[1:])
     if argv[0].startswith("-"):
         raise UsageError(f"{argv[0]} stands where the method should; write `priory run METHOD {argv[0]} ...`.")
-    method = methods.get(argv[0])()
+    method = start.typed_method(argv[0])
     values = flags.parse(
         {
             "method": flags.group("method", METHOD_GROUP, flags.flags_of(method)),
@@ -240,9 +240,10 @@ def conclude(finished: Run, certify: bool = False) -> int:
     """The exit code of a run, after printing what it ended with or how to go on."""
     console = report.console()
     if not finished.is_finished:
+        trusted = trusting(finished.method, finished.settings)
         console.print(
             f"Stopped after round {finished.completed} of {finished.settings.rounds}; "
-            f"go on with: priory resume {finished.path}{_tracked(finished)}{trusting(finished.settings)}",
+            f"go on with: priory resume {finished.path}{_tracked(finished)}{trusted}",
             markup=False,
             soft_wrap=True,
         )
@@ -305,9 +306,11 @@ def write_report(places: Sequence[Path | str], out: Path, **options: Any) -> Non
     told(f"report: {report.write(places, out, told=told, **options)}")
 
 
-def trusting(settings: Settings) -> str:
-    """The flag that a command needs to read a run with a model of the user's own."""
-    return "" if code_named(settings.model, settings.models) is None else " --trust-code"
+def trusting(method: Method, settings: Settings) -> str:
+    """The flag that a command needs to read a run with a model or method of the user's own."""
+    origin = methods.origin_of(type(method))
+    is_code = origin is not None and origin.code is not None
+    return " --trust-code" if is_code or code_named(settings.model, settings.models) is not None else ""
 
 
 def _tracked(run: Run) -> str:
@@ -336,7 +339,7 @@ def _compare_architectures(finished: Run, alone: bool) -> int:
                 **dataclasses.asdict(settings),
             )
         if apart.completed < settings.rounds:
-            again = f"priory resume {finished.path}{trusting(finished.settings)}"
+            again = f"priory resume {finished.path}{trusting(finished.method, finished.settings)}"
             report.say(f"Stopped; compare with the clients alone by: {again}")
             return INTERRUPTED
         for model, row in apart.extra["architectures"].items():
@@ -384,7 +387,8 @@ def _overview(argv: Sequence[str]) -> int:
     """Usage, the methods, and the flags that all of them share."""
     text = (
         "Train a method on a federation: priory run METHOD [flags], or priory run FILE.toml to run a manifest again. "
-        f"Methods: {', '.join(methods.REGISTRY)}. `priory run METHOD --help` adds the method's own flags."
+        f"Methods: {', '.join(methods.names())}; your own is path/file.py:Class or package.module:Class. "
+        "`priory run METHOD --help` adds the method's own flags."
     )
     with contextlib.suppress(SystemExit):  # the help itself is no fault, but to name no method is one
         flags.parse(

@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 
+from priory import methods
 from priory.core.errors import UsageError
 from priory.engine.compilation import keep_compiled
+from priory.fed.method import Method
 from priory.models.model import code_named
 
 MOST_DEVICES = 4096
@@ -36,6 +38,13 @@ def import_typed(run: dict[str, Any]) -> None:
     """Let `--model mynet:make` find mynet.py in the current directory, if the flags of a run name such a model."""
     if code_named(run["model"], run["models"]) is not None:
         import_from_here()
+
+
+def typed_method(name: str) -> Method:
+    """Return the method that the user typed, with its default settings; a module may be in the current directory."""
+    if methods.is_code(name):
+        import_from_here()
+    return methods.make(name)
 
 
 def import_from_here() -> None:

@@ -74,11 +74,11 @@ class Output:
 def tune(argv: Sequence[str]) -> int:
     """The exit code of `priory tune`."""
     if not argv:
-        raise UsageError(f"There is no method to tune; name one of {', '.join(methods.REGISTRY)}.")
+        raise UsageError(f"There is no method to tune; name one of {', '.join(methods.names())}.")
     if not argv[0].startswith("-"):
-        method, prog = methods.get(argv[0])(), f"priory tune {argv[0]}"
+        method, prog = start.typed_method(argv[0]), f"priory tune {argv[0]}"
     elif argv[0] in ("-h", "--help"):
-        method, prog, argv = methods.get(next(iter(methods.REGISTRY)))(), "priory tune METHOD", ["METHOD", "--help"]
+        method, prog, argv = methods.make(methods.names()[0]), "priory tune METHOD", ["METHOD", "--help"]
     else:
         raise UsageError(f"{argv[0]} stands where the method should; write `priory tune METHOD {argv[0]} ...`.")
     values = flags.parse(
@@ -210,7 +210,7 @@ def _tune(method: Method, axes: list[Axis], chosen: DataFlags, settings: Setting
             f"Scores are means over seeds on {data.validation.total} validation rows; the test rows were not read. "
             f"The manifest of the best setting trains on the validation rows too (validation 0)."
         )
-        console.print(f"priory run {directory}/manifest.toml{trusting(settings)}", markup=False, soft_wrap=True)
+        console.print(f"priory run {directory}/manifest.toml{trusting(method, settings)}", markup=False, soft_wrap=True)
     failures.conclude("of the parts of the grid")
     if best and best[0].mean_and_error(by)[0] is None:
         warnings.warn(f"Training diverged with every setting: no {by} is finite; try lower step sizes.", stacklevel=2)

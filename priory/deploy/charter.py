@@ -1,10 +1,12 @@
 """The charter of a federation: what its server and all of its clients know before the first message.
 
 Method, settings, the form of the data and how much of them there is; nobody's examples, but the alignment set that all
-clients know where there is one. It is two files of a Flower app, which the app's bundle carries to every node:
+clients know where there is one. It is two files of a Flower app, which the app's bundle carries to every node, or three
+if a file has the method:
 
     manifest.toml   method and settings, made to be read and changed
     problem.json    the form of the data, found when the app was made
+    method.py       the method, where it is neither built in nor of an installed package
 
 Both sides build the same tasks, channel and shapes from it, so that only numbers travel.
 """
@@ -50,7 +52,7 @@ from priory.fed.shard import Pool, Shard, Shards
 from priory.fed.visit import Record, RoundContext
 from priory.models.model import check_trusted, default_spec
 
-MANIFEST, PROBLEM = "manifest.toml", "problem.json"
+MANIFEST, PROBLEM, METHOD = "manifest.toml", "problem.json", "method.py"
 PUBLIC_BYTES = 4 << 20  # a bundle may have 10 MB, and text takes a third more than bytes
 FREE = ("rounds", "seed")  # settings that a run may change without being another federation
 
@@ -77,6 +79,12 @@ class Charter:
     def name(self) -> str:
         """Registered name of the method."""
         return methods.name_of(self.method)
+
+    @property
+    def code(self) -> dict[str, Any]:
+        """The table of the method's code: {} for a built-in one, and a method from a file is in that of the app."""
+        origin = methods.origin_of(type(self.method))
+        return {} if origin is None else origin.table(copy=METHOD)
 
     @cached_property
     def tasks(self) -> Tasks:
@@ -211,7 +219,9 @@ class Charter:
         table = self._manifest()
         for name in FREE:
             table["run"].pop(name, None)
-        text = json.dumps([table["method"], table["run"], self._problem()], sort_keys=True)
+        parts = [table["method"], table["run"], self._problem()]
+        parts += [self.code["sha256"]] if self.code else []
+        text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def running(self, **changes: Any) -> "Charter":
@@ -219,15 +229,18 @@ class Charter:
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, **changes))
 
     def save(self, directory: Path) -> None:
-        """Write the two files."""
-        problem = self._problem()
+        """Write the files."""
+        problem, origin = self._problem(), methods.origin_of(type(self.method))
+        if origin is not None and origin.is_file:
+            write_atomically(directory / METHOD, origin.source)
         write_atomically(directory / MANIFEST, tomli_w.dumps(self._manifest()))
         write_atomically(directory / PROBLEM, json.dumps(problem, indent=1) + "\n")
 
     def _manifest(self) -> dict[str, Any]:
         run = {name: value for name, value in dataclasses.asdict(self.settings).items() if value is not None}
         return {
-            "method": {"name": self.name, **manifest.to_table(self.method)},
+            **manifest.name_method(self.method),
+            **({"code": self.code} if self.code else {}),
             "run": run | {"schedule": list(self.settings.schedule)},
             "environment": {"priory": manifest.version_of("priory")},
         }
@@ -258,7 +271,10 @@ def from_schema(method: Method, schema: Schema, chosen: Settings, public: np.nda
 
 def _drawn_up(method: Method, chosen: Settings, form: Form, asked: Question, public: np.ndarray | None) -> Charter:
     if not methods.is_registered(method):
-        raise UsageError(f"{type(method).__name__} is not registered, so no node would find it; register it first.")
+        raise UsageError(
+            f"{type(method).__name__} is not registered, so no node would find it; register it first, or load it by "
+            "priory.methods.make('path/file.py:Class')."
+        )
     if chosen.model is None and chosen.models is None:
         chosen = dataclasses.replace(chosen, model=default_spec(form.input_shape, form.num_classes or 1))
     if public is not None and public.nbytes > PUBLIC_BYTES:
@@ -276,9 +292,9 @@ def load(directory: Path, trust_code: bool = False) -> Charter:
     """The charter in the directory of an app; raises when it is damaged, or was made by another version.
 
     Args:
-        trust_code: Whether it may name a model that is Python code.
+        trust_code: Whether it may name a model or method that is Python code.
     """
-    charter = read(directory)
+    charter = read(directory, trust_code)
     named = {"model": charter.settings.model, "models": charter.settings.models}
     check_trusted(named, directory / MANIFEST, trust_code)
     with _undamaged(directory):
@@ -286,13 +302,27 @@ def load(directory: Path, trust_code: bool = False) -> Charter:
     return charter
 
 
-def read(directory: Path) -> Charter:
-    """The charter in the directory of an app before it is checked, so that no model is built and no code imported."""
+def code_in(directory: Path) -> dict[str, Any]:
+    """Return the table of the method's code in the directory of an app; nothing is imported."""
+    code = _read_toml(directory / MANIFEST).get("code", {})
+    return code if isinstance(code, dict) else {}
+
+
+def read(directory: Path, trust_code: bool = False) -> Charter:
+    """The charter in the directory of an app before it is checked, so that no model is built and its code not imported.
+
+    Args:
+        trust_code: Whether it may name a method that is Python code.
+    """
     table, problem = _read_toml(directory / MANIFEST), _read_json(directory / PROBLEM)
     check_version(str(table["environment"].get("priory", "")), f"{directory.name}/{MANIFEST}")
     with _undamaged(directory):
-        hyper = dict(table["method"])
-        method = manifest.from_table(methods.get(str(hyper.pop("name", ""))), hyper)
+        method = manifest.read_method(table, directory / MANIFEST, trust_code)
+        if manifest.has_changed(method, table.get("code", {})):
+            raise UsageError(
+                f"{directory / MANIFEST} was written with other code of the method {methods.name_of(method)}; make the "
+                "app again, and install the same version of its package on all sides."
+            )
         form = forms.from_table(problem["form"], tuple(problem["input_shape"]))
         public = None if problem["public"] is None else _from_text(problem["public"])
         asked = _question(form, bool(problem["has_scale"]), int(problem["clients"]), int(problem["examples"]), public)

@@ -125,8 +125,9 @@ def audit(
         raise UsageError(f"canaries={canaries} are too few to refute much; give {FEWEST} or more.")
     memory.check(f"canaries={canaries}", (canaries or 0) * CANARY_BYTES, "choose fewer canaries")
     directory = RunDirectory(path)
-    file, trusted = directory.path / "manifest.toml", trust_code or model is not None
-    recipe = manifest.read(directory.manifest(), federation, method, file=file, trust_code=trusted)
+    table, file = directory.manifest(), directory.path / "manifest.toml"
+    has_model = model is not None
+    recipe = manifest.read(table, federation, method, file=file, has_model=has_model, trust_code=trust_code)
     if model is None and "model" in recipe.given:
         raise UsageError(
             f"The run in {path} was given model={recipe.given['model']}, which a manifest cannot hold; pass it again."

@@ -81,8 +81,8 @@ def load_model(
     Args:
         method: As it was given to `simulate`, if it is not registered.
         model: The network as it was given to `simulate`, if it was an object.
-        trust_code: Import the Python code that the directory names as a model, such as `mynet:make`. Set it only if you
-            trust whoever wrote the directory; a network given as `model` needs no trust.
+        trust_code: Import the Python code that the directory names as a model or method, such as `mynet:make`. Set it
+            only if you trust whoever wrote the directory; what is given as `model` or `method` needs no trust.
     """
     path = Path(path)
     table, raw = _read_description(path), _read(path / WEIGHTS)
@@ -92,7 +92,7 @@ def load_model(
             _check_sum(path / DRAWS, _read(path / DRAWS), table["draws"])
         if model is None:
             check_trusted({"model": table["task"]["model"]}, path / DESCRIPTION, trust_code)
-        return _assembled(path, table, raw, method, model)
+        return _assembled(path, table, raw, method, model, trust_code)
     except DecodeError as error:
         raise UsageError(f"{path / WEIGHTS} holds no tensors ({error}); export the model again.") from None
     except UsageError:
@@ -120,12 +120,13 @@ def _describe(model: PersonalModel, raw: bytes) -> JsonDict:
     task, form, source = model.task, model.form, model.source
     assert isinstance(task.is_head, Head)
     own = not methods.is_registered(model.method)
+    named = {"method": {"name": source.method}} if own else manifest.name_method(model.method)
     return {
         "format": FORMAT,
         "priory": manifest.version_of("priory"),
         "client": source.client,
         "rounds": source.rounds,
-        "method": {"name": source.method} if own else {"name": source.method, **manifest.to_table(model.method)},
+        **named,
         "given": {name: True for name, is_so in (("method", own), ("model", source.model is None)) if is_so},
         "posterior": source.verb,
         "task": {
@@ -146,19 +147,21 @@ def _describe(model: PersonalModel, raw: bytes) -> JsonDict:
     }
 
 
-def _assembled(path: Path, table: JsonDict, raw: bytes, method: Method | None, model: Any) -> PersonalModel:
+def _assembled(
+    path: Path, table: JsonDict, raw: bytes, method: Method | None, model: Any, trust_code: bool
+) -> PersonalModel:
     """Return the model of a description and its arrays."""
     for name, value in (("method", method), ("model", model)):
         if name in table["given"] and value is None:
             raise UsageError(f"The model in {path} was made with a {name} that a file cannot hold; pass {name}= again.")
     tensors, _ = codec.from_file(raw)
-    hyper = dict(table["method"])
-    name = str(hyper.pop("name"))
     if method is None:
-        method = manifest.from_table(methods.get(name), hyper)
+        method = manifest.read_method(table, path / DESCRIPTION, trust_code)
+        manifest.warn_if_changed(method, table, path / DESCRIPTION)
     form = forms.from_table(table["data"], tuple(table["task"]["input_shape"]))
     task = _task(table["task"], model, tensors.get(PUBLIC))
     shape = _posterior_shape(method, task, form, table["posterior"])
+    name = str(table["method"]["name"])
     source = Source(name, table["posterior"], table["task"]["model"], table["client"], int(table["rounds"]))
     key = jax.random.wrap_key_data(jnp.array(table["key"]["numbers"], jnp.uint32), impl=table["key"]["kind"])
     calibration = tensors.get(CALIBRATION)

@@ -3,6 +3,7 @@
 import dataclasses
 import platform
 import tomllib
+import warnings
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,7 +50,7 @@ def describe(method: Method, federation: Federation, chosen: Settings, has_model
     if chosen.model is None and chosen.models is None and not has_model:
         chosen = dataclasses.replace(chosen, model=default_spec(federation.input_shape, federation.num_classes or 1))
     return {
-        "method": {"name": methods.name_of(method), **to_table(method)},
+        **name_method(method),
         "run": _without_none(dataclasses.asdict(chosen) | {"schedule": list(chosen.schedule)}),
         "data": federation.spec,
     }
@@ -63,6 +64,8 @@ def check_same(asked: dict[str, Any], there: dict[str, Any], path: Path, kind: s
     """
     asked = tomllib.loads(tomli_w.dumps(asked))
     checksum = asked.pop("environment")["data_checksum"]
+    if there.get("code", {}).get("sha256") != asked.pop("code", {}).get("sha256"):
+        raise UsageError(f"{path} holds a {kind} with other code of its method; choose another --out.")
     for part, table in asked.items():
         one, other = _flat(there.get(part, {})), _flat(table)
         for name in one | other:
@@ -73,6 +76,48 @@ def check_same(asked: dict[str, Any], there: dict[str, Any], path: Path, kind: s
                 )
     if there.get("environment", {}).get("data_checksum") != checksum:
         raise UsageError(f"{path} holds a {kind} on other data of the same name; choose another --out.")
+
+
+def name_method(method: Method) -> dict[str, Any]:
+    """Return the table of a method, and that of its code where it is not built in."""
+    origin = methods.origin_of(type(method))
+    tables = {"method": {"name": methods.name_of(method), **to_table(method)}}
+    return tables if origin is None else tables | {"code": origin.table()}
+
+
+def read_method(table: dict[str, Any], file: Path, trust_code: bool) -> Method:
+    """Return the method that a file names.
+
+    Args:
+        table: With the tables of `name_method`.
+        file: Where it was read; a path to a method's file is relative to it.
+        trust_code: Whether the file may name code that is imported.
+    """
+    hyper, code = dict(table["method"]), table.get("code", {})
+    name = str(hyper.pop("name", ""))
+    if not isinstance(code, dict) or not isinstance(code.get("method", ""), str):
+        raise UsageError(f"{file} has code={code!r}, which is no table with the name of a method; correct it.")
+    if "method" in code:
+        cls = methods.load(code["method"], file, trust_code)
+    elif code and name not in methods.names():
+        raise UsageError(f"{file} names the method {name!r}, which is not installed here; install its package.")
+    else:
+        cls = methods.get(name)
+    made: Method = from_table(cls, hyper)
+    return made
+
+
+def has_changed(method: Method, code: dict[str, Any]) -> bool:
+    """Whether a method has another source than a file records in its table `code`."""
+    origin = methods.origin_of(type(method))
+    return code.get("sha256") != (None if origin is None else origin.table()["sha256"])
+
+
+def warn_if_changed(method: Method, table: dict[str, Any], file: Path) -> None:
+    """Warn if a method has another source than when a file was written."""
+    if has_changed(method, table.get("code", {})):
+        name = methods.name_of(method)
+        warnings.warn(f"The code of {name} was changed since {file} was written; numbers may differ.", stacklevel=3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,23 +137,25 @@ def read(
     method: Method | None = None,
     *,
     file: Path = Path("manifest.toml"),
+    has_model: bool = False,
     trust_code: bool = False,
 ) -> Recipe:
     """Return the method, data and settings of a manifest; a method or data that no name describes are passed in.
 
     Args:
-        file: Where the table was read, for errors.
-        trust_code: Whether the manifest may name a model that is Python code.
+        file: Where the table was read.
+        has_model: Whether a network is passed in, so that the one that is named is not built.
+        trust_code: Whether the manifest may name a model or method that is Python code.
     """
     _check_tables(table, "method", "run", "data")
-    check_trusted({name: table["run"].get(name) for name in ("model", "models")}, file, trust_code)
+    check_trusted({name: table["run"].get(name) for name in ("model", "models")}, file, trust_code or has_model)
     if method is None:
         if "method" in table.get("given", {}):
             raise UsageError(
                 f"The run's method was {table['given']['method']}, which is not registered; pass method= again."
             )
-        hyper = dict(table["method"])
-        method = from_table(methods.get(str(hyper.pop("name", ""))), hyper)
+        method = read_method(table, file, trust_code)
+        warn_if_changed(method, table, file)
     federation = read_data(table, federation)
     return Recipe(method, federation, settings.make(table["run"]), table.get("given", {}), table.get("environment", {}))
 

@@ -102,8 +102,8 @@ def resume(
         model: As it was given to `simulate`, if it was an object.
         channel: As it was given to `simulate`.
         track: As for `simulate`; what the tool has of the run already is not sent again.
-        trust_code: Import the Python code that the manifest names as a model, such as `mynet:make`. Set it only if you
-            trust whoever wrote the directory; a network given as `model` needs no trust.
+        trust_code: Import the Python code that the manifest names as a model or method, such as `mynet:make`. Set it
+            only if you trust whoever wrote the directory; what is given as `model` or `method` needs no trust.
     """
     directory = RunDirectory(path)
     if not directory.is_committed() and (directory.summary() is not None or len(directory.metrics()) > 1):
@@ -149,9 +149,9 @@ def _reopen(
     channel: Channel | None,
     trust_code: bool,
 ) -> Runner:
-    trusted = trust_code or model is not None  # a network that is given takes the place of the one that is named
-    table = RunDirectory(path).manifest()
-    recipe = manifest.read(table, federation, method, file=Path(path, "manifest.toml"), trust_code=trusted)
+    table, file = RunDirectory(path).manifest(), Path(path, "manifest.toml")
+    has_model = model is not None
+    recipe = manifest.read(table, federation, method, file=file, has_model=has_model, trust_code=trust_code)
     for name, value in (("model", model), ("channel", channel)):
         if name in recipe.given and value is None:
             raise UsageError(

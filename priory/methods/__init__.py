@@ -1,90 +1,80 @@
-"""The registry: a name for every method. Registering a method holds it to all the laws of the contract test."""
+"""Methods by name.
+
+    fedavg                 a method of Priory (`_builtin.py`), or of an installed package that declares it as an entry
+                           point of the group `priory.methods`
+    package.module:Class   a class of an installed package
+    path/file.py:Class     a class of a file
+
+A name of the first form is safe to take from a file, since it can only choose among installed methods. The other two
+run code, so only `make`, for what a user types, and `load`, which asks for trust, import them.
+"""
 
 import difflib
-from typing import Any
+from collections.abc import Iterator
+from importlib.metadata import entry_points
 
 from priory.core.errors import UsageError
 from priory.fed.method import Method
-from priory.methods.apfl import APFL
-from priory.methods.cfedbayes import CFedBayes
-from priory.methods.ditto import Ditto
-from priory.methods.ensemble import Ensemble
-from priory.methods.fedadam import FedAdam
-from priory.methods.fedavg import FedAvg
-from priory.methods.fedbabu import FedBABU
-from priory.methods.fedbe import FedBE
-from priory.methods.fedbnn import FedBNN
-from priory.methods.fedem import FedEM
-from priory.methods.fedhb_mixture import FedHBMixture
-from priory.methods.fedhb_niw import FedHBNIW
-from priory.methods.fedpa import FedPA
-from priory.methods.fedpop import FedPop
-from priory.methods.fedprox import FedProx
-from priory.methods.fedrep import FedRep
-from priory.methods.fedvi import FedVI
-from priory.methods.fedyogi import FedYogi
-from priory.methods.fesem import FeSEM
-from priory.methods.ifca import IFCA
-from priory.methods.knn_per import KNNPer
-from priory.methods.lg_fedavg import LGFedAvg
-from priory.methods.local import Local
-from priory.methods.per_fedavg import PerFedAvg
-from priory.methods.pfedbayes import PFedBayes
-from priory.methods.pfedme import PFedMe
-from priory.methods.pooled import Pooled
-from priory.methods.preset import Preset
-from priory.methods.scaffold import Scaffold
-from priory.methods.sfedbayes import SFedBayes
+from priory.methods import _builtin
+from priory.methods._plugins import GROUP, load_entry_point, owner_of
+from priory.methods._plugins import is_code as is_code
+from priory.methods._plugins import load as load
+from priory.methods._plugins import origin_of as origin_of
 
-REGISTRY: dict[str, type[Any]] = {
-    "local": Local,
-    "pooled": Pooled,
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "fedbabu": FedBABU,
-    "fedrep": FedRep,
-    "ditto": Ditto,
-    "pfedme": PFedMe,
-    "per-fedavg": PerFedAvg,
-    "scaffold": Scaffold,
-    "apfl": APFL,
-    "lg-fedavg": LGFedAvg,
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
-    "fedpa": FedPA,
-    "fedem": FedEM,
-    "ifca": IFCA,
-    "fesem": FeSEM,
-    "preset": Preset,
-    "ensemble": Ensemble,
-    "fedbe": FedBE,
-    "knn-per": KNNPer,
-    "fedhb-niw": FedHBNIW,
-    "fedhb-mixture": FedHBMixture,
-    "pfedbayes": PFedBayes,
-    "sfedbayes": SFedBayes,
-    "cfedbayes": CFedBayes,
-    "fedpop": FedPop,
-    "fedvi": FedVI,
-    "fedbnn": FedBNN,
+REGISTRY: dict[str, type[Method]] = {
+    cls.__module__.rpartition(".")[2].replace("_", "-"): cls for cls in vars(_builtin).values() if isinstance(cls, type)
 }
 
 
-def get(name: str) -> type[Any]:
-    """The method class of that name."""
+def names() -> list[str]:
+    """Return the names of all installed methods, those of Priory first; nothing is imported."""
+    return list(dict.fromkeys([*REGISTRY, *sorted(entry_points(group=GROUP).names)]))
+
+
+def installed() -> Iterator[tuple[str, type[Method] | UsageError]]:
+    """Yield all installed methods by name; the error in place of a class that cannot be used."""
+    for name in names():
+        try:
+            yield name, get(name)
+        except UsageError as error:
+            yield name, error
+
+
+def get(name: str) -> type[Method]:
+    """Return the installed method class of a name."""
+    declared = list(entry_points(group=GROUP, name=name))
+    owners = ["Priory"] * (name in REGISTRY) + [owner_of(found) for found in declared]
+    if len(owners) > 1:
+        raise UsageError(
+            f"method={name!r} is registered by {' and '.join(owners)}; give the class that you mean, such as "
+            f"{declared[0].value}, or uninstall {owners[-1]}."
+        )
+    if declared:
+        return load_entry_point(declared[0])
     if name in REGISTRY:
         return REGISTRY[name]
-    close = difflib.get_close_matches(name, REGISTRY, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(REGISTRY)}."
+    close = difflib.get_close_matches(name, names(), n=1)
+    hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names())}."
+    if name.endswith(".py"):
+        hint = f"name its class too, as in {name}:MyMethod."
     raise UsageError(f"method={name!r} is not registered; {hint}")
 
 
+def make(name: str) -> Method:
+    """Return the method that a user names, with its default settings; code that the name leads to is imported."""
+    return load(name)() if is_code(name) else get(name)()
+
+
 def is_registered(method: Method) -> bool:
-    """Whether a name alone gives this method's class back."""
-    return type(method) in REGISTRY.values()
+    """Whether a file can name the class of a method, so that it is found again."""
+    return type(method) in REGISTRY.values() or origin_of(type(method)) is not None
 
 
 def name_of(method: Method) -> str:
-    """The registered name of a method, or its class name in small letters for one that is not."""
-    cls = method if isinstance(method, type) else type(method)
-    return next((name for name, known in REGISTRY.items() if known is cls), cls.__name__.lower())
+    """Return the registered name of a method, or its class name in small letters for one without."""
+    cls = type(method)
+    for name, known in REGISTRY.items():
+        if known is cls:
+            return name
+    origin = origin_of(cls)
+    return cls.__name__.lower() if origin is None else origin.name

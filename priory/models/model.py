@@ -19,7 +19,7 @@ import jax
 from jax import Array
 
 from priory.core import rng
-from priory.core.errors import UsageError
+from priory.core.errors import UsageError, untrusted
 from priory.core.struct import struct
 
 __all__ = ["Head", "Model", "Params", "as_model", "check_trusted", "code_named", "default", "default_spec", "parse"]
@@ -181,10 +181,7 @@ def check_trusted(names: Mapping[str, Any], file: Path, trust_code: bool) -> Non
             raise UsageError(f"{file} has {setting}={value!r}, which is not text; write a name such as 'mlp:256'.")
     code = code_named(names.get("model"), names.get("models"))
     if code is not None and not trust_code:
-        raise UsageError(
-            f"{file} names the model {code!r}, and reading it would import and run that Python code; if you trust "
-            "whoever wrote the file, add --trust-code (trust_code=True in Python)."
-        )
+        raise untrusted("model", code, file)
 
 
 def several(text: str) -> tuple[str, ...]:

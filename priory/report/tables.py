@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from priory import methods
+from priory.core.errors import UsageError
 from priory.core.text import one_line, printable
 from priory.data import Entry
 
@@ -262,10 +263,13 @@ def tuning_table(settings: Sequence[dict[str, Any]], by: str, most: int) -> Tabl
 
 
 def methods_table() -> Table:
-    """Every registered method: its paper, what a client keeps and what it sends."""
+    """Every installed method: its paper, what a client keeps and what it sends."""
     table = _table("method", "paper", "client keeps", "client sends", wrap=True)
     table.columns[1].no_wrap = True  # two lines, broken below, so that no citation is cut in a narrow terminal
-    for name, cls in methods.REGISTRY.items():
+    for name, cls in methods.installed():
+        if isinstance(cls, UsageError):
+            table.add_row(name, "cannot be used:", str(cls), "")
+            continue
         about = cls.about
         table.add_row(name, str(about.paper).replace(", ", ",\n", 1), about.keeps, about.sends)
     return table

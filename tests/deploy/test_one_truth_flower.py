@@ -26,11 +26,13 @@ from priory.deploy.processes import Fleet
 from priory.store import Checkpoint, RunDirectory
 from tests.deploy.conftest import MODEL, kill_server_app, small_charter, small_federation
 from tests.deploy.test_one_truth import assert_same_server
+from tests.methods.problems import FEDAVGM
 
 pytest.importorskip("flwr")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
 CLIENTS, ROUNDS, PATIENCE = 2, 3, 300.0  # seconds for all rounds of a method
 METHODS = [name for name in methods.REGISTRY if name != "pooled"]
+METHODS += [pytest.param(FEDAVGM, id="a file")]  # which only the app has
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,7 @@ def fleet(tmp_path_factory):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_simulator_and_flower_give_the_same_server(fleet, tmp_path, name):
-    charter, out = small_charter(methods.get(name)(), CLIENTS, rounds=ROUNDS), tmp_path / "server"
+    charter, out = small_charter(methods.make(name), CLIENTS, rounds=ROUNDS), tmp_path / "server"
     write_app(tmp_path / "app", charter, {}, out=str(out), authenticated=True)
     run = fleet.submit(tmp_path / "app", {"timeout": 120.0})
     wait_for_the_last_round(out, lambda: fleet.log_of(run))
@@ -78,7 +80,7 @@ def wait_for_the_last_round(out, log):
 def server_in(out, charter):
     """The server of a run directory, from its checkpoint."""
     key = rng.key(charters.first_key(charter.settings.seed), Stream.INIT)
-    like = jax.eval_shape(charter.method.init, charter.tasks[0], key)
+    like = jax.eval_shape(charter.method.init_server, charter.tasks[0], key)
     checkpoint = Checkpoint(RunDirectory(out).checkpoint, like, (), 0)
     assert checkpoint.round == ROUNDS
     return checkpoint.read_server()

@@ -8,6 +8,7 @@ from typing import cast
 
 import jax
 
+import priory
 from priory.core.rng import Key
 from priory.core.struct import struct
 from priory.engine.prepared import Prepared
@@ -63,3 +64,13 @@ class WithAnotherSignature(FedAvg, Evidence[Params, Params]):
         self, task: Task, down: Params, data: Shard, key: Key
     ) -> tuple[tuple[()], Message[Params], Info]:
         raise NotImplementedError
+
+
+def a_setting_of_a_public_method_that_does_not_exist() -> None:
+    priory.FedAvg(step_sizes=0.1)  # type: ignore[call-arg]
+    method: priory.FedAvg = priory.FedProx()  # type: ignore[assignment]
+    del method
+
+
+def a_public_name_that_does_not_exist() -> None:
+    priory.FedAverage  # type: ignore[attr-defined]  # noqa: B018

@@ -1,6 +1,5 @@
 """Small federations for the tests of methods: two or three clients, a tiny network, nothing downloaded."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from priory.core import rng
 from priory.core.struct import replace
 from priory.fed.method import Message, Task
 from priory.fed.shard import Pool, Shards
-from priory.methods import REGISTRY
+from priory.methods import REGISTRY, load
 from priory.models.likelihood import Categorical, Gaussian
 from priory.models.linen import Linen
 from priory.models.model import Head, Params
@@ -125,16 +124,6 @@ def a_round_of(method: Any, task: Task, shards: Shards) -> tuple[Any, Message]:
     return server, jax.lax.map(sent, jnp.arange(shards.count.shape[0]))
 
 
-def _skeleton() -> Any:
-    """The class of `docs/skeleton.py`, which is held to the same laws as what was made from it."""
-    path = Path(__file__).parents[2] / "docs" / "skeleton.py"
-    spec = importlib.util.spec_from_file_location("skeleton", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Skeleton
-
-
-METHODS = {**REGISTRY, "skeleton": _skeleton()}
+FEDAVGM = f"{Path(__file__).parents[2] / 'docs' / 'fedavgm.py'}:FedAvgM"  # it is held to the laws like a registered one
+METHODS = {**REGISTRY, "fedavgm": load(FEDAVGM)}
 ALL_METHODS = list(METHODS)

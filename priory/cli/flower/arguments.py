@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
-from priory import methods
 from priory.cli import federation, flags, start
 from priory.cli.federation import DataFlags
 from priory.cli.flags import Flag
@@ -53,7 +52,7 @@ def parse(command: str, argv: Sequence[str], rest: Sequence[Flag], text: str, wi
         without: Flags of the data that the command sets itself.
     """
     name, argv = _method_of(argv)
-    method = methods.get(name)()
+    method = start.typed_method(name)
     data = [flag for flag in flags_of_data() if flag.name not in (*without, "newcomers", "validation")]
     run = [flag for flag in run_flags() if flag.name not in LEFT_OUT]
     groups = {

@@ -130,8 +130,10 @@ def _app(place: Path, charter: Charter, spec: JsonDict, secure: bool, trust_code
     if not app.exists():
         write_app(app, charter, spec, out=str(place.resolve() / "server"), authenticated=secure)
         return app
-    begun = charters.read(package_of(app))  # nothing that it names is imported
-    if begun.digest != charter.digest:
+    package = package_of(app)
+    # With the method of this command, nothing that the app names is imported.
+    begun = charters.read(package, trust_code) if charters.code_in(package) == charter.code else None
+    if begun is None or begun.digest != charter.digest:
         raise UsageError(f"out={place} holds another federation; give the flags that began it, or another directory.")
     with TemporaryDirectory() as temporary:
         fresh = Path(temporary) / app.name
