@@ -6,6 +6,7 @@ DIR/PACKAGE/client.py           the same for a node
 DIR/PACKAGE/rows.py             where a node's rows come from: the function to change
 DIR/PACKAGE/manifest.toml       method and settings
 DIR/PACKAGE/problem.json        the form of the data
+DIR/PACKAGE/method.py           the method, if it is from a file
 """
 
 import importlib.util

@@ -9,8 +9,11 @@ import pytest
 from priory import UsageError, load, load_model, methods
 from priory.cli import compare, main
 from priory.cli.compare import _split
+from priory.cli.flower import up
+from priory.deploy.app import package_of
 from priory.store import RunDirectory
 from tests.cli.conftest import TINY, without_scores
+from tests.deploy.conftest import small_charter
 from tests.hostile_files import forge
 from tests.methods.problems import FEDAVGM
 
@@ -151,3 +154,22 @@ def test_the_list_of_methods_has_installed_ones_and_says_which_cannot_be_used(tm
         assert main(["run", "fedavgm", *TINY, "--out", "by-name"]) == 0
     assert load("by-name").method == methods.make("fedavgm")  # a file may name an installed method without trust
     sys.modules.pop("installed_fedavgm")
+
+
+def test_up_goes_on_with_the_app_of_the_same_file_and_no_other():
+    def app(trust_code: bool = False) -> Path:
+        Path("here").mkdir(exist_ok=True)
+        return up._app(Path("here"), small_charter(methods.make(NAME), model="linear"), {}, False, trust_code)
+
+    copy = package_of(app()) / "method.py"
+    text = copy.read_text()
+    assert app() == Path("here/app")
+    copy.write_text(f"{text}\n# Changed in the app.\n")
+    with pytest.raises(UsageError, match=r"names the method 'method.py:FedAvgM'"):
+        app()
+    with pytest.raises(UsageError, match="written with other code"):
+        app(trust_code=True)
+    copy.write_text(text)
+    Path("fedavgm.py").write_text(f"{text}\n# Changed here.\n")
+    with pytest.raises(UsageError, match="out=here holds another federation"):
+        app()

@@ -8,6 +8,7 @@ from priory.cli import flags
 from priory.cli.flags import Flag
 from priory.cli.flower import arguments
 from priory.deploy.app import write_app
+from priory.deploy.charter import METHOD
 
 TEXT = (
     "Write a Flower app that trains a method: `flwr run` runs it in Flower's simulation and on a SuperLink. The data "
@@ -34,6 +35,7 @@ def init(argv: Sequence[str]) -> int:
         "  pyproject.toml            the app, and what --run-config may override",
         f"  {package.name + '/rows.py':26}where a node's rows come from: the function to change",
         f"  {package.name + '/manifest.toml':26}method and settings",
+        *([f"  {f'{package.name}/{METHOD}':26}the code of the method"] if (package / METHOD).exists() else []),
         *(simulated if wanted.federation is not None else []),
         f"{'and' if wanted.federation is not None else 'run it'} on a SuperLink as docs/deploy.md says",
         arguments.hash_line(directory),
