@@ -7,7 +7,7 @@ from pathlib import Path
 from priory import report
 from priory.cli import flags, start
 from priory.cli.flags import Flag
-from priory.cli.run import TRUST, Elsewhere, recorded_devices, write_report
+from priory.cli.run import TRUST, Output, recorded_devices, write_report
 from priory.core.errors import UsageError
 from priory.report.records import find
 from priory.store import RunDirectory
@@ -43,7 +43,7 @@ class Options:
 
 def report_command(argv: Sequence[str]) -> int:
     """The exit code of `priory report`."""
-    devices = flags.find(Elsewhere(), "devices", "report")
+    devices = flags.find(Output(), "devices", "report")
     groups = {
         "runs": flags.group("runs", "", [RUNS]),
         "report": flags.group("report", "", flags.flags_of(Options())),

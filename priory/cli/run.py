@@ -51,28 +51,7 @@ class Output:
 
     Attributes:
         out: Run directory; runs/METHOD-DATA-sSEED by default, with -2, -3 … where that is taken.
-        devices: Host devices that share the clients; one for each core by default (CPU only).
-        alone: With several models, train every client alone as well and compare at the end.
-        certify: At the end, bound the error of every newcomer (certificates.json); needs --newcomers.
-        track: Tool that settings, metrics and summary are sent to besides (an extra of that name).
-        report: Write report.html into the run directory at the end.
-    """
-
-    out: str | None = None
-    devices: int | None = None
-    alone: bool = True
-    certify: bool = False
-    track: Tool | None = None
-    report: bool = False
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """Where a run goes whose settings are written down already.
-
-    Attributes:
-        out: Run directory; runs/METHOD-DATA-sSEED by default, with -2, -3 … where that is taken.
-        devices: Host devices that share the clients; by default as many as the manifest records (CPU only).
+        devices: Host devices that share the clients; by default one per core, or as the manifest says (CPU only).
         alone: With several models, train every client alone as well and compare at the end.
         certify: At the end, bound the error of every newcomer (certificates.json); needs --newcomers.
         track: Tool that settings, metrics and summary are sent to besides (an extra of that name).
@@ -107,7 +86,7 @@ def run(argv: Sequence[str]) -> int:
         prog=f"priory run {argv[0]}",
         text=title_of(method),
     )
-    output = Elsewhere(**values["output"])
+    output = Output(**values["output"])
     _check_end(output)
     start.import_typed(values["run"])
     start.start_jax(output.devices)
@@ -119,10 +98,10 @@ def run(argv: Sequence[str]) -> int:
 def resume_command(argv: Sequence[str]) -> int:
     """The exit code of `priory resume`."""
     text = "Go on with a run from its last checkpoint; the result has the same bits as a run that was never stopped."
-    ends = [flags.find(Elsewhere(), name, "resume") for name in ("alone", "certify", "track", "report")]
+    ends = [flags.find(Output(), name, "resume") for name in ("alone", "certify", "track", "report")]
     groups = run_groups("resume") | {"end": flags.group("end", "", ends)}
     values = flags.parse(groups, argv, prog="priory resume", text=text)
-    end = Elsewhere(**values["end"])
+    end = Output(**values["end"])
     _check_end(end)
     path, table = opened(values)
     was_finished = RunDirectory(path).summary() is not None
@@ -144,7 +123,7 @@ def named_run(argv: Sequence[str], command: str, text: str) -> tuple[Path, dict[
 def run_groups(command: str) -> dict[str, type[Any]]:
     """The flags of a command that reads a run directory."""
     directory = Flag("directory", (), str, flags.REQUIRED, "The run directory.", placed="DIR")
-    devices = flags.find(Elsewhere(), "devices", command)
+    devices = flags.find(Output(), "devices", command)
     return {"run": flags.group("run", "", [directory]), "output": flags.group("output", "", [devices, TRUST])}
 
 
@@ -261,7 +240,7 @@ def conclude(finished: Run, certify: bool = False) -> int:
     return DIVERGED if finished.diverged else 0
 
 
-def _simulate(method: Method, data: Federation, settings: Settings, output: Elsewhere) -> int:
+def _simulate(method: Method, data: Federation, settings: Settings, output: Output) -> int:
     name = methods.name_of(method)
     if output.certify:  # before anything is computed
         certificate.check(method, name, tasks_of(data, settings)[0], certificate.DELTA, certificate.DRAWS)
@@ -279,7 +258,7 @@ def _simulate(method: Method, data: Federation, settings: Settings, output: Else
     return _end(finished, output)
 
 
-def _end(finished: Run, output: Elsewhere) -> int:
+def _end(finished: Run, output: Output) -> int:
     """The exit code, after all that a run ends with."""
     code = conclude(finished, output.certify)
     code = code or _compare_architectures(finished, output.alone)
@@ -289,7 +268,7 @@ def _end(finished: Run, output: Elsewhere) -> int:
     return code
 
 
-def _check_end(output: Elsewhere) -> None:
+def _check_end(output: Output) -> None:
     """Raise before anything is computed where an extra is missing that the end of a run needs."""
     track.check(output.track)
     if output.report:
@@ -362,14 +341,14 @@ def _gained(together: dict[str, float | None], alone: dict[str, float | None]) -
 def _run_manifest(path: Path, argv: Sequence[str]) -> int:
     values = flags.parse(
         {
-            "output": flags.group("output", "", flags.flags_of(Elsewhere())),
+            "output": flags.group("output", "", flags.flags_of(Output())),
             "trust": flags.group("trust", "", [TRUST]),
         },
         argv,
         prog=f"priory run {path}",
         text="Run a manifest again; the same devices give the same numbers.",
     )
-    output, trust_code = Elsewhere(**values["output"]), values["trust"]["trust_code"]
+    output, trust_code = Output(**values["output"]), values["trust"]["trust_code"]
     _check_end(output)
     table = read_manifest(path, may_be_edited=True)
     if not is_as_written(read_bytes(path)):

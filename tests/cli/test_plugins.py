@@ -164,7 +164,7 @@ def test_up_goes_on_with_the_app_of_the_same_file_and_no_other():
     copy = package_of(app()) / "method.py"
     text = copy.read_text()
     assert app() == Path("here/app")
-    copy.write_text(f"{text}\n# Changed in the app.\n")
+    copy.write_text(f"{text}\n# Changed by hand.\n")
     with pytest.raises(UsageError, match=r"names the method 'method.py:FedAvgM'"):
         app()
     with pytest.raises(UsageError, match="written with other code"):

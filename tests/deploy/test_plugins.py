@@ -66,7 +66,7 @@ def test_a_method_that_was_changed_in_the_app_is_refused(app, tmp_path):
     charter = charters.load(app)  # as in the process that wrote it
     fresh = write_app(tmp_path / "fresh" / "app", charter, {})
     assert changed_files(app.parent, fresh.parent) == []
-    (app / METHOD).write_text((app / METHOD).read_text() + "\n# Changed.\n")
+    (app / METHOD).write_text((app / METHOD).read_text() + "\n# Changed in the app.\n")
     assert changed_files(app.parent, fresh.parent) == ["app/method.py"]
     with pytest.raises(UsageError, match="names the method"):
         charters.load(app)
