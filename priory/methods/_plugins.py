@@ -172,6 +172,8 @@ def _checked(cls: Any, named: str) -> type[Method]:
             f"{named} cannot be made with its defaults ({error}); write all abstract verbs, and give every setting a "
             "default."
         ) from error
+    if hasattr(made, "name"):
+        raise UsageError(f"{named} has an attribute called name, where files have that of the method; rename it.")
     if jax.tree_util.all_leaves([made]):
         raise UsageError(f"{named} is not known to JAX; decorate the class with @struct of priory.core.struct.")
     return cls

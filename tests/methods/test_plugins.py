@@ -153,8 +153,9 @@ def test_two_packages_with_one_name_are_told_apart(package):
         (GOOD.replace("@struct", ""), "Mine", "decorate the class with @struct"),
         (GOOD.replace(" = 0.5", ""), "Mine", "give every setting a default"),
         (GOOD.replace("client_update", "client_updat"), "Mine", "client_update.*write all abstract verbs"),
+        (GOOD.replace("strength", "name"), "Mine", "has an attribute called name"),
     ],
-    ids=["syntax", "import", "class", "number", "protocol", "struct", "default", "verb"],
+    ids=["syntax", "import", "class", "number", "protocol", "struct", "default", "verb", "name"],
 )
 def test_a_file_that_cannot_be_used_ends_in_one_sentence(written, text, name, says):
     with pytest.raises(UsageError, match=says) as caught:
