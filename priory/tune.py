@@ -10,7 +10,6 @@ import dataclasses
 import inspect
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -40,6 +39,7 @@ from priory.fed.method import Channel, Method, Task
 from priory.fed.screen import Limits
 from priory.fed.shard import Shards
 from priory.fed.visit import Record
+from priory.stats import Estimate, estimate, standard_error
 from priory.store import Checkpoint, TrialDirectory
 
 __all__ = [
@@ -91,14 +91,10 @@ class Setting:
     method: Method
     scores: list[dict[str, Any]]
 
-    def mean_and_error(self, name: str) -> tuple[float | None, float | None]:
-        """Mean over seeds of a score such as `personal.accuracy`, and its standard error; None where there is none."""
+    def score(self, name: str) -> Estimate:
+        """Return the mean over seeds of a score such as `personal.accuracy`."""
         part, score = name.split(".")
-        found = [record[part][score] for record in self.scores if record[part] and record[part][score] is not None]
-        if len(found) < len(self.scores):
-            return None, None
-        error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else None
-        return statistics.fmean(found), error
+        return estimate([record[part] and record[part][score] for record in self.scores])
 
 
 @dataclass(frozen=True)
@@ -198,7 +194,7 @@ def ranked(settings: Sequence[Setting], by: str) -> list[Setting]:
     sign = -1.0 if by.endswith("accuracy") else 1.0
 
     def key(setting: Setting) -> float:
-        mean, _ = setting.mean_and_error(by)
+        mean = setting.score(by).value
         return math.inf if mean is None else sign * mean
 
     return sorted(settings, key=key)
@@ -285,8 +281,7 @@ def fewest(tried: Sequence[Tried]) -> int:
 
     def is_as_good(one: Tried) -> bool:
         worse = one.nll - best.nll
-        error = np.std(worse, ddof=1) / math.sqrt(len(worse)) if len(worse) > 1 else 0.0
-        return bool(np.mean(worse) <= error)
+        return bool(np.mean(worse) <= (standard_error(worse.tolist()) or 0.0))
 
     return min(one.clusters for one in finite if is_as_good(one))
 

@@ -16,7 +16,7 @@ RANKS = {
     **dict.fromkeys(["core"], 0),
     **dict.fromkeys(["bayes", "models"], 1),
     **dict.fromkeys(["fed"], 2),
-    **dict.fromkeys(["data", "metrics"], 3),
+    **dict.fromkeys(["data", "metrics", "stats"], 3),
     **dict.fromkeys(["methods", "records"], 4),
     **dict.fromkeys(["store", "evaluate"], 5),
     **dict.fromkeys(["certificate", "effects", "uncertainty", "track"], 6),

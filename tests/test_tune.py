@@ -15,6 +15,7 @@ import priory
 from priory import tune as tuner
 from priory.cli import main, progress, tuning
 from priory.engine import Settings
+from priory.stats import Estimate
 from priory.tune import Axis, Setting
 
 SETTINGS = Settings(rounds=3, model="linear", cohort=4, eval_every=0)
@@ -121,8 +122,8 @@ def test_the_best_is_the_highest_accuracy_or_the_lowest_loss():
 
 
 def test_mean_and_error_are_those_over_seeds():
-    assert a_setting(0.5, 0.7).mean_and_error("personal.accuracy") == pytest.approx((0.6, 0.1))
-    assert a_setting(0.5, None).mean_and_error("personal.accuracy") == (None, None)
+    assert dataclasses.astuple(a_setting(0.5, 0.7).score("personal.accuracy")) == pytest.approx((0.6, 0.1))
+    assert a_setting(0.5, None).score("personal.accuracy") == Estimate(None)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.polynomial import legendre
 from scipy import stats
 
+from priory.stats import estimate
+
 LEVELS = (0.5, 0.8, 0.9, 0.95)  # of the central intervals
 ALPHA = 0.01  # share of right posteriors that are refuted
 DEGREES = 4
@@ -107,4 +109,7 @@ def smooth_test(places: np.ndarray) -> float:
 def coverage_of(places: np.ndarray, level: float) -> Coverage:
     """The share of places inside the central interval, which is `level` if they are uniform."""
     each = np.mean(np.abs(places - 0.5) < level / 2, axis=1)  # the weights of a client may depend on each other
-    return Coverage(level, float(np.mean(each)), float(np.std(each, ddof=1) / math.sqrt(len(each))))
+    found = estimate(each.tolist())
+    assert found.value is not None
+    assert found.error is not None
+    return Coverage(level, found.value, found.error)

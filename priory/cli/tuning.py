@@ -212,7 +212,7 @@ def _tune(method: Method, axes: list[Axis], chosen: DataFlags, settings: Setting
         )
         console.print(f"priory run {directory}/manifest.toml{trusting(method, settings)}", markup=False, soft_wrap=True)
     failures.conclude("of the parts of the grid")
-    if best and best[0].mean_and_error(by)[0] is None:
+    if best and best[0].score(by).value is None:
         warnings.warn(f"Training diverged with every setting: no {by} is finite; try lower step sizes.", stacklevel=2)
         return DIVERGED
     return 0
@@ -261,11 +261,7 @@ def _criterion(by: str | None, method: Method, name: str, regression: bool) -> s
 def _records(best: Sequence[Setting], regression: bool) -> list[dict[str, Any]]:
     first = "rmse" if regression else "accuracy"
     names = [f"{part}.{score}" for part in ("personal", "global") for score in (first, "nll")]
-    records = []
-    for setting in best:
-        scores = {}
-        for name in names:
-            mean, error = setting.mean_and_error(name)
-            scores[name] = {"mean": mean, "standard_error": error}
-        records.append({"values": setting.values, "scores": scores})
-    return records
+    return [
+        {"values": setting.values, "scores": {name: setting.score(name).to_json() for name in names}}
+        for setting in best
+    ]

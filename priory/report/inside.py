@@ -6,10 +6,12 @@ from typing import Any
 from priory.report import figures, rounds
 from priory.report.markup import Html, element, join, note, table
 from priory.report.markup import figures as drawn
-from priory.report.numbers import Estimate, Group
+from priory.report.numbers import Group
 from priory.report.records import Record
 from priory.report.sections import Section
+from priory.report.tables import value_at
 from priory.report.vega import finite
+from priory.stats import Estimate, estimate
 
 __all__ = ["cost", "inside", "settings"]
 
@@ -48,8 +50,7 @@ def _clusters(group: Group, regression: bool) -> list[Html]:
     for number, some in sorted(members.items(), key=lambda one: (one[0] == "none", len(one[0]), one[0])):
         known = [value for client in some if (value := finite(scores.get(client))) is not None]
         more = f" and {len(some) - MOST_NAMES} more" if len(some) > MOST_NAMES else ""
-        mean = Estimate(sum(known) / len(known)) if known else Estimate(None)
-        rows.append([number, len(some), mean, ", ".join(some[:MOST_NAMES]) + more])
+        rows.append([number, len(some), Estimate(estimate(known).value), ", ".join(some[:MOST_NAMES]) + more])
     made = [table(["cluster", "clients", f"mean {name}", "who"], rows, f"Clusters of {group.label}")]
     index = finite(extra.get("adjusted_rand_index"))
     if index is not None:
@@ -118,7 +119,7 @@ def cost(groups: Sequence[Group]) -> Section:
     rows = []
     for group in groups:
         sent, records = group.first.summary["communication"], group.records
-        spent = [_mean(records, "seconds", name) for name in ("train", "evaluate", "compile")]
+        spent = [_mean(records, f"seconds.{name}") for name in ("train", "evaluate", "compile")]
         memory = _mean(records, "peak_rss_bytes")
         traffic = [POOLED if sent[name] is None else _bytes(sent[name]) for name in ("down_bytes", "up_bytes")]
         peak = _bytes(memory.value) if memory.value is not None else "–"
@@ -140,15 +141,11 @@ def settings(groups: Sequence[Group]) -> Section:
     return Section("settings", "Settings", join(pieces))
 
 
-def _mean(records: Sequence[Record], *path: str) -> Estimate:
-    values = []
-    for record in records:
-        value: Any = record.summary
-        for name in path:
-            value = value.get(name) if isinstance(value, dict) else None
-        values.append(finite(value) if isinstance(value, int | float) else None)
-    known = [value for value in values if value is not None]
-    return Estimate(sum(known) / len(known)) if known else Estimate(None)
+def _mean(records: Sequence[Record], name: str) -> Estimate:
+    """Return the mean of what is known, without an error."""
+    values = [value_at(record.summary, name) for record in records]
+    known = [finite(value) for value in values if isinstance(value, int | float)]
+    return Estimate(estimate([value for value in known if value is not None]).value)
 
 
 def _plain(value: Any) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from priory.core.text import printable
-from priory.report.numbers import Estimate
 from priory.report.vega import Figure, finite
+from priory.stats import Estimate
 
 __all__ = ["Html", "cell", "element", "embedded", "figure", "figures", "join", "note", "number", "script", "table"]
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,18 +9,9 @@ from typing import Any
 from priory.core.errors import UsageError
 from priory.report.records import Record
 from priory.report.tables import PARTS, value_at
-
-__all__ = ["Estimate", "Group", "by_round", "difference", "estimate", "group", "is_regression"]
+from priory.stats import Estimate, estimate, paired
 
 MOST_WORDS = 3  # settings that a label names
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number and its standard error; None where it is not known."""
-
-    value: float | None
-    error: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +55,11 @@ def is_regression(records: Sequence[Record]) -> bool:
     return any("rmse" in (record.summary.get(part) or {}) for record in records for part in PARTS)
 
 
-def estimate(of: Group, part: str, name: str) -> Estimate:
-    """A score, its mean over seeds where there are several; the error is over seeds, else by bootstrap over clients."""
+def score(of: Group, part: str, name: str) -> Estimate:
+    """Return the mean of a score over seeds; its error is that over seeds, for one seed by bootstrap over clients."""
     values = [value_at(record.summary, f"{part}.{name}") for record in of.records]
     if len(values) > 1:
-        return _mean(values)
+        return estimate(values)
     known = of.first.uncertainty
     pooled = known.parts[part].pooled.get(name) if known is not None and part in known.parts else None
     error = None if pooled is None or not math.isfinite(pooled.standard_error) else pooled.standard_error
@@ -82,24 +72,15 @@ def difference(of: Group, base: Group, part: str, name: str) -> Estimate | None:
     pairs = [(record, there[record.seed]) for record in of.records if record.seed in there]
     if len(pairs) < 2:
         return None
-    both = [[value_at(one.summary, f"{part}.{name}") for one in pair] for pair in pairs]
-    return _mean([None if own is None or other is None else own - other for own, other in both])
+    return paired(*([value_at(one.summary, f"{part}.{name}") for one in some] for some in zip(*pairs, strict=True)))
 
 
 def by_round(of: Group, name: str) -> list[tuple[int, Estimate]]:
     """A number at a dotted name of the metrics after each round in which all seeds have it."""
     told = [{line["round"]: value_at(line, name) for line in record.lines} for record in of.records]
     rounds = sorted(set(told[0]).intersection(*told[1:]))
-    means = [(number, _mean([one[number] for one in told])) for number in rounds]
+    means = [(number, estimate([one[number] for one in told])) for number in rounds]
     return [(number, mean) for number, mean in means if mean.value is not None]
-
-
-def _mean(values: Sequence[float | None]) -> Estimate:
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return Estimate(None)
-    error = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
-    return Estimate(statistics.fmean(known), error)
 
 
 def _has_scores(record: Record) -> bool:

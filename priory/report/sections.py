@@ -9,9 +9,10 @@ import numpy as np
 from priory.report import figures, rounds
 from priory.report.markup import Html, join, note, table
 from priory.report.markup import figures as drawn
-from priory.report.numbers import Estimate, Group, difference, estimate
+from priory.report.numbers import Group, difference, score
 from priory.report.tables import CLASS_COLUMNS, PARTS, REGRESSION_COLUMNS, SPREAD_COLUMNS, run_lines
 from priory.report.vega import Figure
+from priory.stats import Estimate
 from priory.uncertainty import Metric
 
 __all__ = ["Section", "calibration", "convergence", "doubt", "headline"]
@@ -62,7 +63,7 @@ def headline(groups: Sequence[Group], regression: bool) -> Section:
     columns |= {"clients.p10": "90th percentile" if regression else "10th percentile"}
     parts = [(group, part) for group in groups for part in PARTS if group.first.summary.get(part)]
     header = ["run", "model", *columns.values()]
-    rows = [[group.label, PARTS[part], *(estimate(group, part, name) for name in columns)] for group, part in parts]
+    rows = [[group.label, PARTS[part], *(score(group, part, name) for name in columns)] for group, part in parts]
     if not rows:
         return Section("scores", "Scores", note("No client has test examples, so nothing was scored.", "missing"))
     pieces = [*_advice(groups), table(header, rows, "Scores on the test rows of the clients"), *_errors(groups)]

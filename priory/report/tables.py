@@ -1,6 +1,5 @@
 """Text tables from the records of runs: one run, a comparison, a tuning, the methods, the data sets."""
 
-import math
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from priory import methods
 from priory.core.errors import UsageError
 from priory.core.text import one_line, printable
 from priory.data import Entry
+from priory.stats import estimate, paired
 
 __all__ = [
     "architectures_table",
@@ -200,9 +200,8 @@ def compare(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
         scores = {}
         for name in names:
             own, base = ([value_at(summary, name) for summary in some] for some in (summaries, first))
-            pairs = [None if a is None or b is None else a - b for a, b in zip(own, base, strict=True)]
-            scores[name] = {**_mean_and_error(own), "difference": _mean_and_error(pairs)}
-        seconds = {kind: _mean([s["seconds"][kind] for s in summaries]) for kind in summaries[0]["seconds"]}
+            scores[name] = {**estimate(own).to_json(), "difference": paired(own, base).to_json()}
+        seconds = {kind: statistics.fmean([s["seconds"][kind] for s in summaries]) for kind in summaries[0]["seconds"]}
         records.append(
             {
                 "label": label,
@@ -309,18 +308,6 @@ def _table(first: str, *others: str, wrap: bool = False) -> Table:
 def _is_regression(summaries: list[dict[str, Any]]) -> bool:
     scored = [s[part] for s in summaries for part in PARTS if s.get(part)]
     return bool(scored) and "rmse" in scored[0]
-
-
-def _mean(values: list[float]) -> float:
-    return statistics.fmean(values)
-
-
-def _mean_and_error(values: list[float | None]) -> dict[str, float | None]:
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return {"mean": None, "standard_error": None}
-    error = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
-    return {"mean": _mean(known), "standard_error": error}
 
 
 def _with_error(score: dict[str, Any], between: str, signed: bool = False) -> str:

@@ -17,6 +17,7 @@ from priory.engine.run import Run
 from priory.fed import schedule
 from priory.fed.capabilities import AdviceWarning
 from priory.metrics import Scores
+from priory.stats import standard_error
 
 __all__ = ["of"]
 
@@ -127,12 +128,12 @@ def without_labels(run: Run) -> dict[str, float]:
     if not isinstance(inside, Scores) or not isinstance(outside, Scores):
         return {}
     ours, theirs = (each.per_client["accuracy"][np.isfinite(each.per_client["accuracy"])] for each in (inside, outside))
-    error = math.hypot(*(float(np.std(one, ddof=1)) / math.sqrt(len(one)) for one in (ours, theirs)))
+    errors = [standard_error(one.tolist()) for one in (ours, theirs)]
     return {
         "participating_no_labels": float(inside.accuracy),
         "newcomers_no_labels": float(outside.accuracy),
         "gap": float(ours.mean() - theirs.mean()),
-        "gap_error": error,
+        "gap_error": math.hypot(*(math.nan if error is None else error for error in errors)),
     }
 
 

@@ -13,6 +13,7 @@ import scipy
 from priory.report import value_at
 from priory.reproduce.cells import cells_of
 from priory.reproduce.definition import Block, Column, Definition, Row
+from priory.stats import standard_error
 
 __all__ = ["Comparison", "Entry", "Filled", "Outcome", "Part", "comparisons", "fill", "tally"]
 
@@ -49,12 +50,12 @@ class Entry:
     @property
     def mean(self) -> float:
         """Over the seeds."""
-        return statistics.mean(self.values)
+        return statistics.fmean(self.values)
 
     @property
     def error(self) -> float | None:
         """Standard error of the mean; None for a single seed."""
-        return statistics.stdev(self.values) / math.sqrt(len(self.values)) if len(self.values) > 1 else None
+        return standard_error(self.values)
 
     def __str__(self) -> str:
         return _written(self.mean, self.error, self.digits) if self.values else "–"

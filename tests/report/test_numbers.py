@@ -36,7 +36,7 @@ def test_labels_differ_even_where_the_settings_named_in_them_do_not(written):
 
 def test_a_mean_over_seeds_has_the_standard_error_of_a_mean(written):
     (group,) = groups_of(written("a", 0.6, seed=0), written("b", 0.8, seed=1))
-    found = numbers.estimate(group, "personal", "accuracy")
+    found = numbers.score(group, "personal", "accuracy")
     assert found.value == pytest.approx(0.7)
     assert found.error == pytest.approx(0.1)  # the standard deviation, 0.2/√2, over √2
 
@@ -57,7 +57,7 @@ def test_one_seed_in_common_gives_no_difference(written):
 
 def test_a_seed_that_diverged_leaves_no_mean(written):
     (group,) = groups_of(written("a", 0.6, seed=0), written("b", None, seed=1))
-    assert numbers.estimate(group, "personal", "accuracy") == numbers.Estimate(None)
+    assert numbers.score(group, "personal", "accuracy") == numbers.Estimate(None)
 
 
 @pytest.mark.xdist_group("command line")
@@ -66,7 +66,7 @@ def test_one_seed_has_the_bootstrap_error_of_its_uncertainty(comparison):
     error = record.uncertainty.parts["personal"].pooled["accuracy"].standard_error
     assert math.isfinite(error)
     for known, expected in ((record, error), (dataclasses.replace(record, uncertainty=None), None)):
-        assert numbers.estimate(numbers.Group("", (known,)), "personal", "accuracy").error == expected
+        assert numbers.score(numbers.Group("", (known,)), "personal", "accuracy").error == expected
 
 
 def test_the_same_run_twice_is_refused(written):

@@ -13,7 +13,7 @@ from priory import report
 from priory.certificate import Counts, conclude
 from priory.core.errors import UsageError
 from priory.report import clients, figures, markup, measure, numbers, page, records
-from priory.report.numbers import Estimate
+from priory.stats import Estimate
 from priory.store import CERTIFICATES, RunDirectory
 from tests.older import edit_manifest
 
