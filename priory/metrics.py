@@ -1,6 +1,7 @@
-"""Scores of a predictive distribution, kept as sums.
+"""Scores of a predictive distribution, row by row and as sums.
 
-A `Tally` holds sums over examples, so tallies add up over batches inside a compiled loop and over clients outside it;
+`class_scores` and `target_scores` define the scores of a row, for JAX in a compiled loop and for NumPy on the host. A
+`Tally` holds sums over examples, so tallies add up over batches inside a compiled loop and over clients outside it;
 division happens once, on the host, in `summarise`. Every sum is taken after a `where`: a masked row may hold NaN.
 
 Accuracy     share of examples whose most probable class is the label
@@ -15,7 +16,7 @@ Uncertainty  mean entropy −Σ_c p_c log p_c of the predictive mixture, nats; f
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, overload
 
@@ -28,35 +29,11 @@ from jax.scipy.stats import norm
 
 from priory.core.struct import struct
 
-__all__ = [
-    "NUM_BINS",
-    "RegressionScores",
-    "RegressionTally",
-    "Scores",
-    "Spread",
-    "Tally",
-    "add",
-    "calibration_errors",
-    "confidence_bin",
-    "entropy",
-    "finite_or_none",
-    "from_json",
-    "mixture_cdf",
-    "mixture_log_probs",
-    "mixture_mean_and_sd",
-    "mixture_nll",
-    "mixture_quantile",
-    "mixture_sds",
-    "mutual_information",
-    "spread_over",
-    "summarise",
-    "tally_classification",
-    "tally_regression",
-    "zero",
-]
-
 NUM_BINS = 15
+# Between the bins of confidence, as XLA rounds i/15: it multiplies by the reciprocal.
+EDGES = np.arange(1, NUM_BINS, dtype=np.float32) * (np.float32(1) / np.float32(NUM_BINS))
 HALVINGS = 40  # of the bracket of a quantile; single precision is reached before
+SCORES = {"correct": "accuracy", "covered": "coverage_90", "squared_error": "rmse"}  # names of scores by their sums
 CURVE = ("count", "confidence", "accuracy")  # the columns of `Scores.reliability`
 
 
@@ -194,44 +171,69 @@ def mixture_quantile(level: Array, mean: Array, sd: Array, log_weights: Array) -
     return low + (high - low) / 2
 
 
-def tally_classification(log_probs: Array, y: Array, mask: Array) -> Tally:
-    """The tally of the rows under the mask.
+def class_scores(log_probs: Any, y: Any) -> dict[str, Any]:
+    """Return accuracy, NLL, Brier score and confidence of each row, (batch,) each.
 
     Args:
-        log_probs: (batch, classes), log-probabilities of the predictive mixture.
+        log_probs: (batch, classes), log-probabilities of the predictive mixture; an array of JAX or NumPy.
         y: (batch,), labels from 0.
-        mask: (batch,), which rows are examples.
     """
-    mask = mask.astype(bool)
-    probs = jnp.exp(log_probs)
+    xp = _namespace(log_probs)
+    probs = xp.exp(log_probs)
+    hit = y[:, None] == xp.arange(log_probs.shape[-1])[None]
     # argmax picks the first NaN, which must not pass for a prediction.
-    right = (jnp.argmax(log_probs, axis=-1) == y) & ~jnp.isnan(log_probs).any(axis=-1)
-    truth = jax.nn.one_hot(y, log_probs.shape[-1])
-    kept = _sum_under(mask)
-    confidence = jnp.max(probs, axis=-1)
-    per_bin = jnp.stack([jnp.ones_like(confidence), confidence, right.astype(confidence.dtype)], axis=-1)
+    right = (xp.argmax(log_probs, axis=-1) == y) & ~xp.isnan(log_probs).any(axis=-1)
+    return {
+        "accuracy": right.astype(probs.dtype),
+        "nll": -xp.take_along_axis(log_probs, y[:, None], axis=-1)[:, 0],
+        "brier": xp.sum((probs - hit) ** 2, axis=-1),
+        "confidence": xp.max(probs, axis=-1),
+    }
+
+
+def target_scores(y: Any, mean: Any, cdf: Any, levels: Sequence[float]) -> dict[str, Any]:
+    """Return the squared error of each row and whether the central interval of each level covers it, (batch,) each.
+
+    A row is covered by the interval of 90 % when 0.05 ≤ F(y) ≤ 0.95 with F the predictive distribution function: the
+    same as y lying between its 5 % and 95 % quantiles, without finding them.
+
+    Args:
+        y: (batch,), targets; an array of JAX or NumPy.
+        mean: (batch,), of the predictive mixture.
+        cdf: (batch,), F(y).
+    """
+    cdf = cdf.astype(np.float32)  # in which an evaluation computes it, so that NumPy rounds the ends in the same way
+    covered = {
+        f"coverage_{round(100 * level)}": (cdf >= np.float32((1 - level) / 2)) & (cdf <= np.float32((1 + level) / 2))
+        for level in levels
+    }
+    return {"squared_error": (y - mean) ** 2, **{name: inside.astype(mean.dtype) for name, inside in covered.items()}}
+
+
+def confidence_bins(confidence: Any) -> Any:
+    """Return which of the 15 right-closed bins each confidence falls in, from 0; NaN falls in the first."""
+    # Counting the edges below p is exact at an edge, where ceil(15 p) may round over it.
+    return sum(1 * (confidence > edge) for edge in EDGES)
+
+
+def tally_classification(log_probs: Array, y: Array, mask: Array) -> Tally:
+    """Return the sums over the rows under the mask (batch,); the other arguments are those of `class_scores`."""
+    mask = mask.astype(bool)
+    scores, kept = class_scores(log_probs, y), _sum_under(mask)
+    confidence, right = scores["confidence"], scores["accuracy"]
+    per_bin = jnp.stack([jnp.ones_like(confidence), confidence, right], axis=-1)
     return Tally(
         count=kept(jnp.ones_like(confidence)),
-        correct=kept(right.astype(confidence.dtype)),
-        nll=kept(-jnp.take_along_axis(log_probs, y[:, None], axis=-1)[:, 0]),
-        brier=kept(jnp.sum((probs - truth) ** 2, axis=-1)),
+        correct=kept(right),
+        nll=kept(scores["nll"]),
+        brier=kept(scores["brier"]),
         uncertainty=kept(entropy(log_probs)),
-        bins=jax.ops.segment_sum(jnp.where(mask[:, None], per_bin, 0.0), confidence_bin(confidence), NUM_BINS),
+        bins=jax.ops.segment_sum(jnp.where(mask[:, None], per_bin, 0.0), confidence_bins(confidence), NUM_BINS),
     )
 
 
-def confidence_bin(confidence: Array) -> Array:
-    """Which of the 15 right-closed bins each confidence (batch,) falls in, from 0; NaN falls in the first."""
-    # Counting the edges below p is exact at an edge, where ceil(15 p) may round over it.
-    edges = jnp.arange(1, NUM_BINS) / NUM_BINS
-    return jnp.sum(confidence[:, None] > edges[None, :], axis=-1)
-
-
 def tally_regression(mean: Array, sd: Array, log_weights: Array, y: Array, mask: Array) -> RegressionTally:
-    """The tally of the rows under the mask, for the mixture p(y) = Σ_s w_s N(y; mean_s, sd_s²).
-
-    A row is covered when 0.05 ≤ F(y) ≤ 0.95 with F the mixture's distribution function: the same as y lying between
-    its 5 % and 95 % quantiles, without finding them.
+    """Return the sums over the rows under the mask, for the mixture p(y) = Σ_s w_s N(y; mean_s, sd_s²).
 
     Args:
         mean: (samples, batch).
@@ -243,12 +245,12 @@ def tally_regression(mean: Array, sd: Array, log_weights: Array, y: Array, mask:
     mask = mask.astype(bool)
     cdf = mixture_cdf(y, mean, sd, log_weights)
     centre, spread = mixture_mean_and_sd(mean, sd, log_weights)
-    kept = _sum_under(mask)
+    scores, kept = target_scores(y, centre, cdf, (0.9,)), _sum_under(mask)
     return RegressionTally(
         count=kept(jnp.ones_like(cdf)),
-        squared_error=kept((y - centre) ** 2),
+        squared_error=kept(scores["squared_error"]),
         nll=kept(mixture_nll(y, mean, sd, log_weights)),
-        covered=kept(((cdf >= 0.05) & (cdf <= 0.95)).astype(cdf.dtype)),
+        covered=kept(scores["coverage_90"]),
         uncertainty=kept(spread),
     )
 
@@ -272,8 +274,19 @@ class Spread:
         return {"mean": finite_or_none(self.mean), "worst": finite_or_none(self.worst), "p10": finite_or_none(self.p10)}
 
 
+class _Plain:
+    """The pooled scores of a task as JSON has them."""
+
+    clients: Spread
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the pooled scores and the spread as plain numbers; what is not finite becomes None."""
+        pooled = {name: finite_or_none(value) for name, value in vars(self).items() if isinstance(value, float)}
+        return pooled | {"clients": self.clients.to_json()}
+
+
 @dataclass(frozen=True)
-class Scores:
+class Scores(_Plain):
     """Scores of a classification task, pooled over all examples; `clients` spreads the accuracy over clients.
 
     Attributes:
@@ -295,14 +308,14 @@ class Scores:
     reliability: np.ndarray = field(repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """The pooled scores, the spread and the curve as plain numbers; what is not finite becomes None."""
-        pooled = _to_json(self, "accuracy", "nll", "ece", "mce", "brier", "uncertainty")
+        """Return the pooled scores, the spread and the curve as plain numbers; what is not finite becomes None."""
         columns = zip(CURVE, self.reliability.T.tolist(), strict=True)
-        return pooled | {"reliability": {name: [finite_or_none(value) for value in values] for name, values in columns}}
+        curve = {name: [finite_or_none(value) for value in values] for name, values in columns}
+        return super().to_json() | {"reliability": curve}
 
 
 @dataclass(frozen=True)
-class RegressionScores:
+class RegressionScores(_Plain):
     """Scores of a regression task, pooled over all examples; `clients` spreads the RMSE over clients.
 
     Attributes:
@@ -318,47 +331,39 @@ class RegressionScores:
     clients: Spread
     per_client: dict[str, np.ndarray] = field(repr=False, compare=False)
 
-    def to_json(self) -> dict[str, Any]:
-        """The pooled scores and the spread as plain numbers; what is not finite becomes None."""
-        return _to_json(self, "rmse", "nll", "coverage_90", "uncertainty")
-
 
 @overload
 def summarise(tallies: Tally) -> Scores | None: ...
 @overload
 def summarise(tallies: RegressionTally) -> RegressionScores | None: ...
 def summarise(tallies: Tally | RegressionTally) -> Scores | RegressionScores | None:
-    """The scores of a stack of tallies, one per client on axis 0; None when no client has a test example."""
+    """Return the scores of a stack of tallies, one per client on axis 0; None when no client has a test example."""
     # Double precision: single sums stop counting at 2²⁴ examples.
-    host = jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), tallies)
-    if host.count.sum() == 0:
+    host: Any = jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), tallies)
+    num = host.count.sum()
+    if num == 0:
         return None
-    return _classification(host) if isinstance(host, Tally) else _regression(host)
+    sums = {entry.name: getattr(host, entry.name) for entry in fields(host) if entry.name not in ("count", "bins")}
+    per_client = {SCORES.get(name, name): _ratio(values, host.count) for name, values in sums.items()}
+    pooled = {SCORES.get(name, name): float(values.sum() / num) for name, values in sums.items()}
+    if isinstance(tallies, Tally):
+        reliability = curve_of(host.bins.sum(axis=0))
+        ece, mce = calibration_errors(reliability)
+        clients = spread_over(per_client["accuracy"][host.count > 0], higher_is_better=True)
+        per_client["count"] = host.count
+        return Scores(ece=ece, mce=mce, clients=clients, per_client=per_client, reliability=reliability, **pooled)
+    per_client["rmse"], pooled["rmse"] = np.sqrt(per_client["rmse"]), math.sqrt(pooled["rmse"])
+    clients = spread_over(per_client["rmse"][host.count > 0], higher_is_better=False)
+    return RegressionScores(clients=clients, per_client=per_client | {"count": host.count}, **pooled)
 
 
-def _classification(tallies: Any) -> Scores:
-    num = tallies.count.sum()
-    per_client = {
-        "accuracy": _ratio(tallies.correct, tallies.count),
-        "nll": _ratio(tallies.nll, tallies.count),
-        "brier": _ratio(tallies.brier, tallies.count),
-        "uncertainty": _ratio(tallies.uncertainty, tallies.count),
-        "count": tallies.count,
-    }
-    bins = tallies.bins.sum(axis=0)
-    reliability = np.stack([bins[:, 0], _ratio(bins[:, 1], bins[:, 0]), _ratio(bins[:, 2], bins[:, 0])], axis=1)
-    ece, mce = calibration_errors(reliability)
-    return Scores(
-        accuracy=float(tallies.correct.sum() / num),
-        nll=float(tallies.nll.sum() / num),
-        ece=ece,
-        mce=mce,
-        brier=float(tallies.brier.sum() / num),
-        uncertainty=float(tallies.uncertainty.sum() / num),
-        clients=spread_over(per_client["accuracy"][tallies.count > 0], higher_is_better=True),
-        per_client=per_client,
-        reliability=reliability,
-    )
+def curve_of(sums: np.ndarray) -> np.ndarray:
+    """Return examples, mean confidence and accuracy (bins, 3) from sums of 1, confidence and correct ones.
+
+    The last two are NaN in an empty bin.
+    """
+    count = sums[:, :1]
+    return np.concatenate([count, _ratio(sums[:, 1:], count)], axis=1)
 
 
 def calibration_errors(reliability: np.ndarray) -> tuple[float, float]:
@@ -373,25 +378,6 @@ def calibration_errors(reliability: np.ndarray) -> tuple[float, float]:
     return float((count * gaps).sum() / count.sum()), float(gaps.max())
 
 
-def _regression(tallies: Any) -> RegressionScores:
-    num = tallies.count.sum()
-    per_client = {
-        "rmse": np.sqrt(_ratio(tallies.squared_error, tallies.count)),
-        "nll": _ratio(tallies.nll, tallies.count),
-        "coverage_90": _ratio(tallies.covered, tallies.count),
-        "uncertainty": _ratio(tallies.uncertainty, tallies.count),
-        "count": tallies.count,
-    }
-    return RegressionScores(
-        rmse=float(np.sqrt(tallies.squared_error.sum() / num)),
-        nll=float(tallies.nll.sum() / num),
-        coverage_90=float(tallies.covered.sum() / num),
-        uncertainty=float(tallies.uncertainty.sum() / num),
-        clients=spread_over(per_client["rmse"][tallies.count > 0], higher_is_better=False),
-        per_client=per_client,
-    )
-
-
 def spread_over(values: np.ndarray, *, higher_is_better: bool) -> Spread:
     """The spread of a score, one value a client; there is at least one."""
     with np.errstate(invalid="ignore"):  # interpolating between two infinities gives NaN, which is the answer
@@ -402,6 +388,10 @@ def spread_over(values: np.ndarray, *, higher_is_better: bool) -> Spread:
     return Spread(mean=float(values.mean()), worst=float(worst), p10=float(p10))
 
 
+def _namespace(array: Any) -> Any:
+    return jnp if isinstance(array, Array) else np
+
+
 def _sum_under(mask: Array) -> Callable[[Array], Array]:
     return lambda values: jnp.sum(jnp.where(mask, values, 0.0))
 
@@ -409,10 +399,6 @@ def _sum_under(mask: Array) -> Callable[[Array], Array]:
 def _ratio(sums: np.ndarray, count: np.ndarray) -> np.ndarray:
     """The quotient, NaN for a client or a bin without examples."""
     return np.divide(sums, count, out=np.full_like(sums, np.nan), where=count > 0)
-
-
-def _to_json(scores: Scores | RegressionScores, *names: str) -> dict[str, Any]:
-    return {name: finite_or_none(getattr(scores, name)) for name in names} | {"clients": scores.clients.to_json()}
 
 
 def finite_or_none(value: float) -> float | None:

@@ -16,7 +16,7 @@ from priory.metrics import RegressionTally, Tally
 tally_classification = jax.jit(metrics.tally_classification)
 tally_regression = jax.jit(metrics.tally_regression)
 add = jax.jit(metrics.add)
-confidence_bin = jax.jit(metrics.confidence_bin)
+confidence_bins = jax.jit(metrics.confidence_bins)
 entropy = jax.jit(metrics.entropy)
 mixture_log_probs = jax.jit(metrics.mixture_log_probs)
 mixture_mean_and_sd = jax.jit(metrics.mixture_mean_and_sd)
@@ -94,7 +94,7 @@ def test_labels_drawn_from_the_predictive_are_calibrated_up_to_sampling_noise():
     scores = metrics.summarise(stack(tally_classification(log_probs, y, everyone(num))))
     # A bin adds |N(0, Σ p(1−p))| / n to the ECE: a half-normal of mean √(2/π) s_b and variance (1 − 2/π) s_b².
     confidence = np.exp(np.asarray(log_probs, np.float64)).max(axis=-1)
-    place = np.asarray(confidence_bin(np.float32(confidence)))
+    place = np.asarray(confidence_bins(np.float32(confidence)))
     variance = np.bincount(place, weights=confidence * (1 - confidence), minlength=metrics.NUM_BINS) / num**2
     expected, error = np.sqrt(2 / np.pi * variance).sum(), np.sqrt((1 - 2 / np.pi) * variance.sum())
     assert abs(scores.ece - expected) < 4 * error  # and `expected` is O(1/√n)
@@ -103,9 +103,9 @@ def test_labels_drawn_from_the_predictive_are_calibrated_up_to_sampling_noise():
 
 def test_bins_are_closed_on_the_right():
     edges = np.asarray(jnp.arange(1, metrics.NUM_BINS + 1) / metrics.NUM_BINS)  # NumPy's differ in the last bit
-    assert confidence_bin(edges).tolist() == list(range(15))
+    assert confidence_bins(edges).tolist() == list(range(15))
     above = np.nextafter(edges, np.float32(1))
-    assert confidence_bin(above).tolist() == [*range(1, 15), 14]  # there is nothing above the last
+    assert confidence_bins(above).tolist() == [*range(1, 15), 14]  # there is nothing above the last
 
 
 def test_the_reliability_curve_has_examples_confidence_and_accuracy_of_each_bin():
@@ -139,7 +139,7 @@ def test_the_reliability_curve_of_a_diverged_run_is_null_where_it_is_not_finite(
 
 
 def test_confidence_zero_falls_in_the_first_bin():
-    assert confidence_bin(np.zeros(15, np.float32)).tolist() == [0] * 15
+    assert confidence_bins(np.zeros(15, np.float32)).tolist() == [0] * 15
 
 
 def test_a_certain_and_right_prediction_scores_perfectly():

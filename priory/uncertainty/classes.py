@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from priory.metrics import NUM_BINS, calibration_errors
+from priory.evaluate import ClassRows
+from priory.metrics import NUM_BINS, calibration_errors, class_scores, confidence_bins, curve_of
 from priory.uncertainty import conformal
 from priory.uncertainty.answers import Answers, Examples
 from priory.uncertainty.bootstrap import Units, bootstrap, units_of
@@ -14,8 +15,6 @@ from priory.uncertainty.scores import (
     Order,
     brier_parts,
     classwise_ece,
-    confidence_bins,
-    curve_of,
     equal_mass_bins,
 )
 from priory.uncertainty.tables import ClassPart, Curve, Metric, Rejection, Sets
@@ -43,23 +42,15 @@ class Read:
     @classmethod
     def of(cls, examples: Examples) -> "Read":
         """What the rows and the labels say."""
-        rows, y, place = examples.rows, examples.y, np.arange(len(examples.y))
-        log_probs = np.asarray(rows.log_probs)  # type: ignore[union-attr]
-        probs = np.exp(log_probs)
-        hit = np.arange(probs.shape[1]) == y[:, None]
-        # argmax picks the first NaN, which must not pass for a prediction.
-        correct = (log_probs.argmax(axis=1) == y) & ~np.isnan(log_probs).any(axis=1)
-        aleatoric, epistemic = np.asarray(rows.aleatoric), np.asarray(rows.epistemic)
-        columns = {
-            "accuracy": correct.astype(float),
-            "nll": -log_probs[place, y],
-            "brier": np.sum((probs - hit) ** 2, axis=1),
-            "sharpness": probs.max(axis=1),
-            "entropy": aleatoric + epistemic,
-            "aleatoric": aleatoric,
-            "epistemic": epistemic,
-        }
-        return cls(probs, hit, columns)
+        rows, y = examples.rows, examples.y
+        assert isinstance(rows, ClassRows)
+        log_probs, aleatoric, epistemic = (
+            np.asarray(leaf) for leaf in (rows.log_probs, rows.aleatoric, rows.epistemic)
+        )
+        columns = class_scores(log_probs, y)
+        columns["sharpness"] = columns.pop("confidence")
+        columns |= {"entropy": aleatoric + epistemic, "aleatoric": aleatoric, "epistemic": epistemic}
+        return cls(np.exp(log_probs), np.arange(log_probs.shape[1]) == y[:, None], columns)
 
 
 def class_part(answers: Answers, level: float, replicates: int, top: float, missing: str | None) -> ClassPart:

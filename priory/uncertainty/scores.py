@@ -24,19 +24,6 @@ import scipy
 from priory.metrics import NUM_BINS
 from priory.uncertainty.bootstrap import Units
 
-__all__ = [
-    "Binned",
-    "Order",
-    "accepted",
-    "brier_parts",
-    "classwise_ece",
-    "confidence_bins",
-    "curve_of",
-    "equal_mass_bins",
-    "interval_score",
-    "placement",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Binned:
@@ -70,12 +57,6 @@ class Binned:
         return self.sums.toarray().reshape(-1, *self.shape)
 
 
-def confidence_bins(confidence: np.ndarray) -> np.ndarray:
-    """Which of the 15 right-closed bins each confidence falls in, from 0; NaN falls in the first."""
-    edges = np.arange(1, NUM_BINS, dtype=np.float32) / np.float32(NUM_BINS)
-    return np.where(np.isnan(confidence), 0, np.searchsorted(edges, confidence, side="left"))
-
-
 def equal_mass_bins(confidence: np.ndarray) -> np.ndarray:
     """Which of at most 15 bins of about equally many examples each confidence falls in, from 0; equals share one."""
     known = confidence[~np.isnan(confidence)]
@@ -83,12 +64,6 @@ def equal_mass_bins(confidence: np.ndarray) -> np.ndarray:
         return np.zeros(len(confidence), int)
     edges = np.quantile(known, np.arange(1, NUM_BINS) / NUM_BINS, method="inverted_cdf")
     return np.where(np.isnan(confidence), 0, np.searchsorted(edges, confidence, side="left"))
-
-
-def curve_of(total: np.ndarray) -> np.ndarray:
-    """Examples, mean confidence and accuracy (bins, 3) from sums of 1, confidence and correct; NaN in an empty bin."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.column_stack([total[:, 0], total[:, 1] / total[:, 0], total[:, 2] / total[:, 0]])
 
 
 def classwise_ece(total: np.ndarray) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from priory.evaluate import LEVELS, TargetRows
+from priory.metrics import target_scores
 from priory.uncertainty import conformal
 from priory.uncertainty.answers import Answers, Examples
 from priory.uncertainty.bootstrap import bootstrap, units_of
@@ -23,24 +24,16 @@ def columns_of(examples: Examples) -> dict[str, np.ndarray]:
     """Quantities whose means are scores, (examples,) each; that of the squared error is the square of one."""
     rows, y = examples.rows, examples.y
     assert isinstance(rows, TargetRows)
-    cdf, low, high = np.asarray(rows.cdf), np.asarray(rows.low), np.asarray(rows.high)
+    low, high = np.asarray(rows.low), np.asarray(rows.high)
     ninety = LEVELS.index(0.9)
     return {
-        "squared_error": (y - np.asarray(rows.mean)) ** 2,
+        **target_scores(y, np.asarray(rows.mean), np.asarray(rows.cdf), LEVELS),
         "nll": np.asarray(rows.nll),
         "sharpness": np.hypot(rows.aleatoric, rows.epistemic),
         "aleatoric": np.asarray(rows.aleatoric),
         "epistemic": np.asarray(rows.epistemic),
-        # In single precision, as the evaluation counts: 0.05 ≤ F(y) ≤ 0.95 is y inside the interval.
-        **{f"coverage_{round(100 * level)}": _inside(cdf, level) for level in LEVELS},
         "interval_score_90": interval_score(y, low[:, ninety], high[:, ninety], 0.9),
     }
-
-
-def _inside(cdf: np.ndarray, level: float) -> np.ndarray:
-    tail = np.float32((1 - level) / 2)
-    rest = np.float32((1 + level) / 2)
-    return ((cdf.astype(np.float32) >= tail) & (cdf.astype(np.float32) <= rest)).astype(float)
 
 
 def target_part(answers: Answers, level: float, replicates: int, top: float, missing: str | None) -> TargetPart:

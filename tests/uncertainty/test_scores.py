@@ -5,7 +5,7 @@ import pytest
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
-from priory.metrics import calibration_errors
+from priory.metrics import calibration_errors, confidence_bins, curve_of
 from priory.uncertainty.bootstrap import Units, bootstrap, units_of
 from priory.uncertainty.classes import Read, _classwise_sums
 from priory.uncertainty.scores import (
@@ -14,8 +14,6 @@ from priory.uncertainty.scores import (
     accepted,
     brier_parts,
     classwise_ece,
-    confidence_bins,
-    curve_of,
     equal_mass_bins,
     interval_score,
     placement,
@@ -98,7 +96,7 @@ def test_bins_are_those_of_the_evaluation():
     from priory import metrics
 
     values = np.concatenate([np.arange(16, dtype=np.float32) / np.float32(15), np.float32([0.03, 0.5, 0.99, np.nan])])
-    expected = metrics.confidence_bin(jnp.asarray(values))
+    expected = metrics.confidence_bins(jnp.asarray(values))
     np.testing.assert_array_equal(confidence_bins(values), expected)
 
 
