@@ -16,7 +16,7 @@ from priory import tune as tuner
 from priory.cli import main, progress, tuning
 from priory.engine import Settings
 from priory.stats import Estimate
-from priory.tune import Axis, Setting
+from priory.tune import Axis, Setting, trials
 
 SETTINGS = Settings(rounds=3, model="linear", cohort=4, eval_every=0)
 STEP_SIZE = Axis("step-size", ("optimiser", "step_size"), (0.05, 0.2, 0.4), is_static=False)
@@ -36,9 +36,9 @@ def tuned(federation):
 @pytest.fixture(scope="module")
 def grid(federation):
     """A grid with its number of compilations of the rounds."""
-    before = tuner._run_cells._cache_size()
+    before = trials._run_trials._cache_size()
     found = tuned(federation)
-    return found, tuner._run_cells._cache_size() - before
+    return found, trials._run_trials._cache_size() - before
 
 
 def test_one_compilation_serves_all_traced_values_and_seeds(grid):
@@ -76,8 +76,8 @@ def test_pieces_of_the_grid_score_as_the_whole(federation, monkeypatch):
         return tuner.tune(priory.Local(), federation, [axis], seeds=1, settings=settings)
 
     whole = [*grid(0, 1), *grid(1, 2)]  # two at a time, so that pieces of two share their program
-    scores_of, pieces = tuner._scores_of, []
-    monkeypatch.setattr(tuner, "_scores_of", lambda *given: pieces.append(given) or scores_of(*given))
+    scores_of, pieces = trials.scores_of, []
+    monkeypatch.setattr(trials, "scores_of", lambda *given: pieces.append(given) or scores_of(*given))
     two_cells = 2 * 6 * (65 * 10 * 4 + 1)  # bytes of two times six clients' weights and whether they have joined
     found = grid(0, 1, 2, settings=dataclasses.replace(SETTINGS, resident_bytes=two_cells))
     assert len(pieces) == 2
@@ -176,14 +176,14 @@ GRID += ["--model", "linear", "--rounds", "3", "--cohort", "4"]
 @pytest.fixture
 def somewhere(somewhere_else, monkeypatch):
     """An empty directory, and blocks of one round."""
-    monkeypatch.setattr(tuner, "next_block", lambda pace: 1)
+    monkeypatch.setattr(trials, "next_block", lambda pace: 1)
 
 
 @pytest.fixture
 def trained(monkeypatch):
     """The trials that are trained, part by part."""
-    scores_of, seen = tuner._scores_of, []
-    monkeypatch.setattr(tuner, "_scores_of", lambda *given: seen.append(given[1]) or scores_of(*given))
+    scores_of, seen = trials.scores_of, []
+    monkeypatch.setattr(trials, "scores_of", lambda *given: seen.append(given[1]) or scores_of(*given))
     return seen
 
 
@@ -275,7 +275,7 @@ def test_the_usual_directory_is_that_of_the_same_command(somewhere_else, monkeyp
 def test_when_a_part_fails_the_others_are_kept_and_the_same_command_makes_the_rest(
     somewhere, trained, monkeypatch, capsys
 ):
-    real = tuner._scores_of
+    real = trials.scores_of
 
     def diverging(ready, cells, *rest):
         if cells[0].values["epochs"] == 1:
@@ -284,7 +284,7 @@ def test_when_a_part_fails_the_others_are_kept_and_the_same_command_makes_the_re
 
     command = [*GRID, "--out", "t"]
     with monkeypatch.context() as patch:
-        patch.setattr(tuner, "_scores_of", diverging)
+        patch.setattr(trials, "scores_of", diverging)
         assert main(command) == 2
     shown = capsys.readouterr()
     part = "epochs=1, step-size=0.05, seed=0 to epochs=1, step-size=0.2, seed=0"

@@ -12,7 +12,7 @@ import pytest
 import priory
 from priory import tune as tuner
 from priory.cli import main
-from priory.tune import Tried, fewest
+from priory.tune import Tried, clusters, fewest
 
 # One federation, of one or two groups, for runs in Python and for commands: each number of clusters is compiled once.
 DATA = "synthetic:clusters:clients=6,examples={},dim=3,classes=3,clusters={},seed=2"
@@ -22,7 +22,7 @@ OPTIONS = {"rounds": 10, "model": "linear", "seed": 1}
 
 @pytest.fixture(autouse=True)
 def _up_to_three_clusters(monkeypatch):
-    monkeypatch.setattr(tuner, "MOST_CLUSTERS", 3)
+    monkeypatch.setattr(clusters, "MOST_CLUSTERS", 3)
 
 
 def federation(groups, validation=0.25):
@@ -37,7 +37,7 @@ def test_as_many_clusters_are_chosen_as_there_are_groups(groups):
 
 
 def test_no_test_row_is_read(monkeypatch):
-    monkeypatch.setattr(tuner, "MOST_CLUSTERS", 1)
+    monkeypatch.setattr(clusters, "MOST_CLUSTERS", 1)
     data = federation(2)
     spoilt = data.y.copy()
     for client in range(len(data.clients)):
@@ -54,7 +54,7 @@ def test_no_test_row_is_read(monkeypatch):
 def test_there_are_at_most_as_many_clusters_as_clients_that_take_part(newcomers, numbers, monkeypatch):
     scores = {"nll": np.ones(6), "count": np.ones(6)}
     run = SimpleNamespace(personal=SimpleNamespace(per_client=scores))
-    monkeypatch.setattr(tuner, "simulate", lambda *_, **__: run)
+    monkeypatch.setattr(clusters, "simulate", lambda *_, **__: run)
     few = dataclasses.replace(federation(2), num_newcomers=newcomers)
     assert [tried.clusters for tried in tuner.try_clusters(METHOD, few, **OPTIONS)] == numbers
 

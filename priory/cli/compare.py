@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from priory import methods, report, track
 from priory import tune as tuner
 from priory.cli import federation, flags, progress, start
 from priory.cli.app import DIVERGED, INTERRUPTED
-from priory.cli.failures import Failures, named
+from priory.cli.failures import Failures
 from priory.cli.flags import Flag
 from priory.cli.run import (
     DATA_GROUP,
@@ -28,8 +28,9 @@ from priory.core.files import check_writable, write_atomically
 from priory.core.reading import read_bytes
 from priory.core.sealed import sealed, unsealed
 from priory.data import Federation
-from priory.engine import Settings, manifest, resume, simulate
+from priory.engine import Settings, grid, manifest, resume, simulate
 from priory.engine.divergence import is_diverged
+from priory.engine.grid import Control
 from priory.fed import schedule
 from priory.fed.local import Optimiser, Work
 from priory.fed.method import Method
@@ -74,15 +75,51 @@ class Output:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison."""
+    """One run of a comparison, kept in a run directory.
 
-    label: str
+    Attributes:
+        name: Label of its method, of which no further run is made once one has failed.
+    """
+
+    name: str
     method: Method
+    data: Federation
     settings: Settings
     path: Path
 
+    @property
+    def kind(self) -> str:
+        """The seeds of a method differ in nothing that is checked."""
+        return self.name
 
-@dataclass
+    def kept(self) -> dict[str, Any] | None:
+        """Return the summary of this very run if it is finished; raise if the directory holds another one."""
+        directory = RunDirectory(self.path)
+        if not (self.path / "manifest.toml").exists():
+            return None
+        asked = manifest.describe(self.method, self.data, self.settings)
+        asked |= {"environment": {"data_checksum": self.data.checksum}}
+        manifest.check_same(asked, directory.manifest(), self.path, "run")
+        return directory.summary()
+
+    def check(self) -> None:
+        """Raise whatever `run` would raise before its first round."""
+        tuner.check(self.method, self.data, **dataclasses.asdict(self.settings))
+
+    def run(self, method: Method, label: str, **how: Any) -> dict[str, Any] | None:
+        """Return the summary of the run, which begins or goes on; None if it was stopped."""
+        with progress.watching(label) as watcher:
+            if (self.path / "manifest.toml").exists():
+                # `kept` has compared the manifest with the command, so its model was typed by the user.
+                known: dict[str, Any] = {"federation": self.data, "method": method}
+                run = resume(self.path, listener=watcher, trust_code=True, **known, **how)
+            else:
+                settings = dataclasses.asdict(self.settings)
+                run = simulate(method, self.data, out=self.path, listener=watcher, **how, **settings)
+        return run.summary() if run.is_finished else None
+
+
+@dataclass(frozen=True)
 class Outcome:
     """How the runs of a comparison ended.
 
@@ -92,9 +129,9 @@ class Outcome:
         stopped: The run during which Ctrl-C was pressed.
     """
 
-    summaries: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    failures: Failures = field(default_factory=Failures)
-    stopped: Cell | None = None
+    summaries: dict[str, list[dict[str, Any]]]
+    failures: Failures
+    stopped: Cell | None
 
     @property
     def diverged(self) -> list[str]:
@@ -130,12 +167,11 @@ def compare(argv: Sequence[str]) -> int:
     data, settings = chosen.federation(), settings_from(values["run"], chosen)
     directory = Path(output.out or Path("runs") / f"compare-{Path(data.name).stem}")
     settings.check(data.num_clients)
-    cells = _with_recorded_clusters(list(_cells(named, settings, output.seeds, directory)))
-    _check(cells, data, directory)
-    outcome = _run_all(cells, data, directory, output.track)
-    finished = [cell for cell in cells if cell.label in outcome.summaries]
+    cells = _with_recorded_clusters(list(_cells(named, data, settings, output.seeds, directory)))
+    outcome = _run_all(cells, directory, output.track)
+    finished = [cell for cell in cells if cell.name in outcome.summaries]
     if finished:
-        _show(outcome, cells, data, directory)
+        _show(outcome, cells, directory)
     if outcome.stopped is not None:
         place = outcome.stopped.path
         report.console().print(
@@ -143,7 +179,7 @@ def compare(argv: Sequence[str]) -> int:
         )
         return INTERRUPTED
     if finished and output.report:
-        write_report([cell.path for cell in finished], directory / "report.html", trust_code=True)  # as in `_summary`
+        write_report([cell.path for cell in finished], directory / "report.html", trust_code=True)  # as in `Cell.run`
     outcome.failures.conclude(f"of {len(named)} methods")
     return DIVERGED if outcome.diverged else 0
 
@@ -181,12 +217,12 @@ def _own_settings(method: Method, name: str, text: str) -> Iterator[tuple[str, A
         yield flag.name, flags.read_value(flag, value.strip())
 
 
-def _cells(named: dict[str, Any], settings: Settings, seeds: int, directory: Path) -> Iterator[Cell]:
+def _cells(named: dict[str, Any], data: Federation, settings: Settings, seeds: int, directory: Path) -> Iterator[Cell]:
     for label, method in named.items():
         for seed in range(settings.seed, settings.seed + seeds):
             folder = f"{label.removeprefix('./').replace(':', '-').replace('/', '_')}-s{seed}"
             folder = f"_{folder}" if folder.startswith(".") else folder  # which would be hidden
-            yield Cell(label, method, dataclasses.replace(settings, seed=seed), directory / folder)
+            yield Cell(label, method, data, dataclasses.replace(settings, seed=seed), directory / folder)
 
 
 def _with_recorded_clusters(cells: list[Cell]) -> list[Cell]:
@@ -196,54 +232,45 @@ def _with_recorded_clusters(cells: list[Cell]) -> list[Cell]:
         if tuner.is_open(cell.method) and (cell.path / "manifest.toml").exists():
             number = RunDirectory(cell.path).manifest().get("method", {}).get("clusters")
             if isinstance(number, int):
-                chosen.setdefault(cell.label, schedule.put(cell.method, ("clusters",), number))
-    return [dataclasses.replace(cell, method=chosen.get(cell.label, cell.method)) for cell in cells]
+                chosen.setdefault(cell.name, schedule.put(cell.method, ("clusters",), number))
+    return [dataclasses.replace(cell, method=chosen.get(cell.name, cell.method)) for cell in cells]
 
 
-def _check(cells: list[Cell], data: Federation, directory: Path) -> None:
-    """Raise before the first round whatever any of the runs would raise, with the name of its method."""
-    missing = [cell for cell in cells if not _is_finished(cell, data)]
+def _run_all(cells: list[Cell], directory: Path, tool: str | None) -> Outcome:
+    """Check every run that is not finished, then make or finish each, up to one that is stopped."""
+    console, failures = report.console(), Failures()
+    kept = {cell.path: cell.kept() for cell in cells}
+    missing = [cell for cell in cells if kept[cell.path] is None]
     if missing:
         check_writable(directory)
-    for cell in {cell.label: cell for cell in missing}.values():  # its seeds differ in nothing that is checked
-        try:
-            tuner.check(cell.method, data, **dataclasses.asdict(cell.settings))
-        except UsageError as error:
-            raise UsageError(named(cell.label, str(error))) from None
+    grid.check(missing, Cell.check)
+    console.print(f"{len(cells)} runs on {cells[0].data.describe()}", markup=False, soft_wrap=True)
+    if len(missing) < len(cells):
+        loaded = f"{len(cells) - len(missing)} of them are finished already and are loaded from {directory}."
+        console.print(loaded, markup=False)
+    chosen: dict[str, Any] = {}
+    has_seeds = len({cell.settings.seed for cell in cells}) > 1
 
+    def run(place: int, cell: Cell) -> dict[str, Any] | None:
+        del place
+        if cell.name not in chosen:
+            chosen[cell.name] = settled(cell.method, cell.data, cell.settings, stop)
+        if chosen[cell.name] is None:  # stopped while the number of clusters was being chosen
+            return None
+        label = f"{cell.name} seed {cell.settings.seed}" if has_seeds else cell.name
+        return cell.run(chosen[cell.name], label, stop=stop, track=tool)
 
-def _run_all(cells: list[Cell], data: Federation, directory: Path, tool: str | None) -> Outcome:
-    """Make, finish or load every run, up to one that is stopped; a method that failed has no further run."""
-    console, outcome = report.console(), Outcome()
-    console.print(f"{len(cells)} runs on {data.describe()}", markup=False, soft_wrap=True)
-    loaded = [cell for cell in cells if _is_finished(cell, data)]
-    if loaded:
-        console.print(f"{len(loaded)} of them are finished already and are loaded from {directory}.", markup=False)
-    methods_by_label: dict[str, Any] = {}
     with progress.interruptible() as stop:
-        for cell in cells:
-            if cell.label in outcome.failures.sentences:
-                continue
-            label = (
-                cell.label if len({c.settings.seed for c in cells}) == 1 else f"{cell.label} seed {cell.settings.seed}"
-            )
-            with outcome.failures.noted(cell.label):
-                if cell.label not in methods_by_label:
-                    methods_by_label[cell.label] = settled(cell.method, data, cell.settings, stop)
-                cell = dataclasses.replace(cell, method=methods_by_label[cell.label])
-                # Without a method, it was stopped while the number of clusters was being chosen.
-                summary = _summary(cell, data, label, stop=stop, track=tool) if cell.method is not None else None
-                if summary is None:
-                    outcome.stopped = cell
-                    break
-                outcome.summaries.setdefault(cell.label, []).append(summary)
-    unfinished = {*outcome.failures.sentences, *([outcome.stopped.label] if outcome.stopped else [])}
-    for label in unfinished:  # means are over all seeds
-        outcome.summaries.pop(label, None)
-    return outcome
+        ended = grid.run(missing, run, Control(stop, failures.noted))
+    kept |= {cell.path: summary for cell, summary in ended.results}
+    by_label: dict[str, list[Any]] = {}
+    for cell in cells:
+        by_label.setdefault(cell.name, []).append(kept[cell.path])
+    summaries = {label: found for label, found in by_label.items() if None not in found}  # means are over all seeds
+    return Outcome(summaries, failures, None if ended.stopped is None else missing[ended.stopped])
 
 
-def _show(outcome: Outcome, cells: list[Cell], data: Federation, directory: Path) -> None:
+def _show(outcome: Outcome, cells: list[Cell], directory: Path) -> None:
     """Print the tables of the methods that finished, and write them unless the comparison was stopped."""
     console, records = report.console(), report.compare(outcome.summaries)
     seeds = sorted({cell.settings.seed for cell in cells})
@@ -259,55 +286,23 @@ def _show(outcome: Outcome, cells: list[Cell], data: Federation, directory: Path
     if any(record["communication"]["down_bytes"] is None for record in records):
         console.print("A reference is trained on the data of all clients in one place, which a federation cannot do.")
     if outcome.stopped is None:
-        written = _write(records, outcome.failures, cells, data, seeds, directory)
+        written = _write(records, outcome.failures, cells, directory)
         console.print(f"comparison: {written}", markup=False, soft_wrap=True)
     if outcome.diverged:
         console.print(f"diverged: {', '.join(outcome.diverged)}", markup=False, soft_wrap=True)
 
 
-def _summary(cell: Cell, data: Federation, label: str, **how: Any) -> dict[str, Any] | None:
-    """What the run ended with, made, finished or only loaded; None if it was stopped before."""
-    if _is_finished(cell, data):
-        return RunDirectory(cell.path).summary()
-    with progress.watching(label) as watcher:
-        if (cell.path / "manifest.toml").exists():
-            # `_is_finished` has compared the manifest with the command, so its model was typed by the user.
-            known: dict[str, Any] = {"federation": data, "method": cell.method}
-            run = resume(cell.path, listener=watcher, trust_code=True, **known, **how)
-        else:
-            settings = dataclasses.asdict(cell.settings)
-            run = simulate(cell.method, data, out=cell.path, listener=watcher, **how, **settings)
-    return run.summary() if run.is_finished else None
-
-
-def _is_finished(cell: Cell, data: Federation) -> bool:
-    """Whether the directory holds this very run with its summary; raises if it holds another one."""
-    directory = RunDirectory(cell.path)
-    if not (cell.path / "manifest.toml").exists():
-        return False
-    asked = manifest.describe(cell.method, data, cell.settings) | {"environment": {"data_checksum": data.checksum}}
-    manifest.check_same(asked, directory.manifest(), cell.path, "run")
-    return directory.summary() is not None
-
-
-def _write(
-    records: list[dict[str, Any]],
-    failures: Failures,
-    cells: list[Cell],
-    data: Federation,
-    seeds: list[int],
-    directory: Path,
-) -> Path:
-    """The file that the comparison was written to."""
+def _write(records: list[dict[str, Any]], failures: Failures, cells: list[Cell], directory: Path) -> Path:
+    """Write the comparison and return its file."""
     for record in records:
         record["runs"] = [
-            {"seed": cell.settings.seed, "path": cell.path.name} for cell in cells if cell.label == record["label"]
+            {"seed": cell.settings.seed, "path": cell.path.name} for cell in cells if cell.name == record["label"]
         ]
     comparison = {
-        "federation": data.describe(),
-        "data": data.spec,
-        "seeds": seeds,
-        "asked": list(dict.fromkeys(cell.label for cell in cells)),
+        "federation": cells[0].data.describe(),
+        "data": cells[0].data.spec,
+        "seeds": sorted({cell.settings.seed for cell in cells}),
+        "asked": list(dict.fromkeys(cell.name for cell in cells)),
         "methods": records,
         "failed": failures.sentences,
     }

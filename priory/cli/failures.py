@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from priory.core.errors import UsageError
 from priory.core.text import one_line
+from priory.engine.grid import named
 
 
 class Failures:
@@ -39,11 +40,6 @@ class Failures:
         if self.sentences:
             told = "; ".join(named(name, sentence).rstrip(".") for name, sentence in self.sentences.items())
             raise UsageError(f"{len(self.sentences)} {whole} failed: {told}.")
-
-
-def named(name: str, sentence: str) -> str:
-    """The sentence with the name of the run that it is about."""
-    return sentence if sentence.startswith(f"{name} ") else f"{name}: {sentence}"
 
 
 def _sentence(error: Exception) -> str:

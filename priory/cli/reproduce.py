@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,13 +13,15 @@ from rich.table import Table
 from priory import report, reproduce
 from priory.cli import flags, progress, start
 from priory.cli.app import DIVERGED, INTERRUPTED
-from priory.cli.failures import Failures, named
+from priory.cli.failures import Failures
 from priory.cli.flags import Flag
 from priory.cli.run import check_seeds
 from priory.core.errors import UsageError
 from priory.core.files import check_writable, write_atomically
 from priory.data import describe
+from priory.engine import grid
 from priory.engine.divergence import is_diverged
+from priory.engine.grid import Control
 from priory.reproduce import guard, pages
 from priory.reproduce.cells import Cell, Federations, cells_of
 from priory.reproduce.definition import Definition
@@ -86,7 +89,6 @@ def reproduce_command(argv: Sequence[str]) -> int:
         _check_data(definitions)
         check_writable(Path(options.out))
         start.start_jax(options.devices)
-        _check_runs(missing)
         code = _run_all(missing, options.minutes, console, failures)
     for one in definitions:
         filled = fill(one, Path(options.out))
@@ -161,42 +163,29 @@ def seconds_of(cell: Cell) -> float:
     return cell.row.seconds or cell.definition.seconds
 
 
-def _check_runs(missing: Sequence[Cell]) -> None:
-    """Raise before the first run whatever any of them would raise; the seeds of a method differ in nothing of that."""
-    federations, first = Federations(), dict[tuple[str, str, str], Cell]()
-    for cell in missing:
-        first.setdefault((cell.definition.name, cell.block.key, cell.row.cells), cell)
-    for cell in first.values():
-        try:
-            cell.check(federations)
-        except UsageError as error:
-            raise UsageError(named(_name(cell), str(error))) from None
-
-
 def _run_all(missing: Sequence[Cell], minutes: float | None, console: Console, failures: Failures) -> int:
-    """Run the cells, note those that fail, and return the exit code, that of an interruption if the time was over."""
-    federations, began, code = Federations(), time.monotonic(), 0
+    """Check the cells, run them, note those that fail, and return the exit code."""
+    federations, began = Federations(), time.monotonic()
     expected = [seconds_of(cell) for cell in missing]
+    labels = [f"{place + 1}/{len(missing)} {cell.name}" for place, cell in enumerate(missing)]
+    grid.check(missing, lambda cell: cell.check(federations))
+
+    def run(place: int, cell: Cell) -> dict[str, Any] | None:
+        with progress.watching(labels[place]) as watcher:
+            return cell.run(federations, watcher, stop)
+
+    def done(place: int) -> None:
+        pace = (time.monotonic() - began) / sum(expected[: place + 1])
+        left = pace * sum(expected[place + 1 :]) / 60
+        console.print(f"{labels[place]}: about {_minutes(left)} minutes left", markup=False, soft_wrap=True)
+
     with progress.interruptible() as stop:
-        for place, cell in enumerate(missing):
-            if minutes is not None and time.monotonic() - began > 60 * minutes:
-                console.print(f"The time is over with {len(missing) - place} runs left; the same command goes on.")
-                return INTERRUPTED
-            label, done = f"{place + 1}/{len(missing)} {_name(cell)}", None
-            with failures.noted(_name(cell)), progress.watching(label) as watcher:
-                done = cell.run(federations, watcher, stop)
-            if done is None and _name(cell) not in failures.sentences:
-                console.print("Stopped; the same command goes on from there.")
-                return INTERRUPTED
-            code = DIVERGED if done is not None and is_diverged(done) else code
-            pace = (time.monotonic() - began) / sum(expected[: place + 1])
-            left = pace * sum(expected[place + 1 :]) / 60
-            console.print(f"{label}: about {_minutes(left)} minutes left", markup=False, soft_wrap=True)
-    return code
-
-
-def _name(cell: Cell) -> str:
-    return f"{cell.definition.name} {cell.path.stem}"
+        ended = grid.run(missing, run, Control(stop, failures.noted), done, None if minutes is None else 60 * minutes)
+    if ended.stopped is not None:
+        over = f"The time is over with {len(missing) - ended.stopped} runs left; the same command goes on."
+        console.print("Stopped; the same command goes on from there." if stop() else over)
+        return INTERRUPTED
+    return DIVERGED if any(is_diverged(found) for _, found in ended.results) else 0
 
 
 def _write(filled: Filled, out: Path) -> Path:

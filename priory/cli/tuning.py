@@ -31,6 +31,7 @@ from priory.core.files import check_writable, write_atomically
 from priory.core.sealed import sealed, sealed_lines
 from priory.data import Federation
 from priory.engine import Settings, manifest
+from priory.engine.grid import Control
 from priory.fed import schedule
 from priory.fed.capabilities import SharedModel
 from priory.fed.method import Method
@@ -177,17 +178,8 @@ def _tune(method: Method, axes: list[Axis], chosen: DataFlags, settings: Setting
         )
         console.print(there, markup=False, soft_wrap=True)
     with progress.interruptible() as stop, progress.counting(f"tuning {name}") as told:
-        found = tuner.tune(
-            method,
-            data,
-            axes,
-            seeds=output.seeds,
-            settings=settings,
-            told=told,
-            stop=stop,
-            kept=kept,
-            guard=failures.noted,
-        )
+        control = Control(stop, failures.noted, told)
+        found = tuner.tune(method, data, axes, seeds=output.seeds, settings=settings, kept=kept, control=control)
     best = tuner.ranked(found, by)
     records = _records(best, data.num_classes is None)
     if records:

@@ -63,6 +63,16 @@ class Cell:
             words.insert(0, self.block.key)
         return self.out / self.definition.directory / f"{'-'.join(words)}.json"
 
+    @property
+    def name(self) -> str:
+        """The table and the name of the file."""
+        return f"{self.definition.name} {self.path.stem}"
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """The seeds of a method differ in nothing that is checked."""
+        return self.definition.name, self.block.key, self.row.cells
+
     @cached_property
     def method(self) -> Any:
         """The method with its settings."""

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from priory import tune
 from priory.cli import main
 from priory.cli.app import DIVERGED
+from priory.tune import trials
 from tests.cli.conftest import TINY, patients
 
 pytestmark = [
@@ -79,7 +79,7 @@ def test_a_comparison_keeps_the_methods_beside_one_that_diverged(capsys):
 
 def test_a_tuning_without_any_finite_score_diverged(capsys, monkeypatch):
     nothing = {"personal": {"accuracy": None, "nll": None}, "global": None}
-    monkeypatch.setattr(tune, "_scores_of", lambda ready, cells, *_: [nothing for _ in cells])
+    monkeypatch.setattr(trials, "scores_of", lambda ready, cells, *_: [nothing for _ in cells])
     said = complaint(["tune", "fedavg", "--over", "step-size=1,2", *TINY, "--out", "tuned"], capsys)
     assert said.startswith("warning: Training diverged with every setting: no personal.accuracy is finite")
 
