@@ -11,8 +11,6 @@ from priory.report.sections import FIRST_SEED, Section, missing
 from priory.report.tables import PARTS
 from priory.report.vega import finite
 
-__all__ = ["clients"]
-
 MOST_ROWS = 3000  # of the table: with more, a browser takes long to open the page
 COLUMNS = {
     "train": "training rows",

@@ -8,8 +8,6 @@ import numpy as np
 from priory.report.numbers import Group
 from priory.report.vega import DIAGONAL, HEIGHT, Figure, Row, axis, chart, ending, finite, number, of_runs, rule
 
-__all__ = ["coverage", "mixing", "rejection", "reliability", "sizes", "spread"]
-
 CURVES = {
     "pooled": "all clients together",
     "best": "the most accurate client",

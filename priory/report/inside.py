@@ -13,8 +13,6 @@ from priory.report.tables import value_at
 from priory.report.vega import finite
 from priory.stats import Estimate, estimate
 
-__all__ = ["cost", "inside", "settings"]
-
 MOST_NAMES = 20  # clients of a cluster that are named
 POOLED = "all data in one place"
 

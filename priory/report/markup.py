@@ -9,8 +9,6 @@ from priory.core.text import printable
 from priory.report.vega import Figure, finite
 from priory.stats import Estimate
 
-__all__ = ["Html", "cell", "element", "embedded", "figure", "figures", "join", "note", "number", "script", "table"]
-
 EMPTY = frozenset({"meta", "input", "br"})
 
 

@@ -14,8 +14,6 @@ from priory.engine import Run, load
 from priory.fed import capabilities
 from priory.report.records import Mixing, Record
 
-__all__ = ["foreign", "measured"]
-
 MOST_EFFECTS = 1000  # random effects of a client whose chains are looked at
 
 

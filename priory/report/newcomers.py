@@ -7,8 +7,6 @@ from priory.report.markup import Html, join, note, table
 from priory.report.numbers import Group
 from priory.report.sections import Section
 
-__all__ = ["certificates"]
-
 MOST = 100  # rows of the table
 HEADER = (
     "client",

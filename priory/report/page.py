@@ -18,8 +18,6 @@ from priory.report.newcomers import certificates
 from priory.report.numbers import Group, group, is_regression
 from priory.report.sections import Section, calibration, convergence, doubt, headline
 
-__all__ = ["check_drawing", "document", "render", "write"]
-
 # Nothing may be loaded, whatever the page holds; Vega compiles its expressions, hence 'unsafe-eval'.
 POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
 LICENCE = (

@@ -16,8 +16,6 @@ from priory.report.tables import PARTS
 from priory.store import ARCHITECTURES, CERTIFICATES, UNCERTAINTY, RunDirectory
 from priory.uncertainty import Uncertainty
 
-__all__ = ["Mixing", "Record", "find", "read"]
-
 SCORES = ("accuracy", "nll", "ece", "brier", "rmse", "coverage_90")
 
 

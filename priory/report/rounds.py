@@ -6,8 +6,6 @@ from typing import Any
 from priory.report.numbers import Group, by_round
 from priory.report.vega import Figure, Row, axis, chart, ending, number, of_runs
 
-__all__ = ["budget", "convergence", "density"]
-
 DASHES = {"personal": [1, 0], "global": [6, 3]}
 
 

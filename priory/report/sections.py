@@ -15,8 +15,6 @@ from priory.report.vega import Figure
 from priory.stats import Estimate
 from priory.uncertainty import Metric
 
-__all__ = ["Section", "calibration", "convergence", "doubt", "headline"]
-
 FIRST_SEED = "Where a run has several seeds, the first one is shown."
 CALIBRATION = {
     "nll": "NLL",

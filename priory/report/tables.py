@@ -15,23 +15,6 @@ from priory.core.text import one_line, printable
 from priory.data import Entry
 from priory.stats import estimate, paired
 
-__all__ = [
-    "architectures_table",
-    "compare",
-    "comparison_tables",
-    "console",
-    "datasets_table",
-    "methods_table",
-    "run_lines",
-    "run_table",
-    "say",
-    "score_line",
-    "sources_table",
-    "tuning_table",
-    "value_at",
-    "ways_table",
-]
-
 PLAIN_WIDTH = 100
 PARTS = {
     "personal": "personal",

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DIAGONAL", "HEIGHT", "Figure", "Row", "axis", "chart", "ending", "finite", "number", "of_runs", "rule"]
-
 Row = dict[str, Any]
 HEIGHT = 240
 # Okabe and Ito's palette without its yellow and black, which vanish on white and on dark paper.

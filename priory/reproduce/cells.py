@@ -24,8 +24,6 @@ from priory.reproduce import measures
 from priory.reproduce.definition import Block, Definition, Row
 from priory.store import RunDirectory
 
-__all__ = ["Cell", "Federations", "cells_of"]
-
 NONE = "none"  # TOML has no word for it
 RUNNING = ".running"  # where runs that are not finished keep their checkpoints
 

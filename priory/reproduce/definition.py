@@ -33,8 +33,6 @@ from typing import Any
 from priory.core.errors import UsageError
 from priory.data import checks
 
-__all__ = ["Block", "Column", "Definition", "Row", "names", "read"]
-
 PERCENT, PLAIN = (100.0, 2), (1.0, 4)
 SHAPES = {"accuracy": PERCENT, "mean": PERCENT, "worst": PERCENT, "p10": PERCENT, "rmse": (1.0, 3)}
 ONLY = "all"  # the key of the block of a definition that names none

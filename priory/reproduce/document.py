@@ -27,8 +27,6 @@ from priory.reproduce import pages
 from priory.reproduce.definition import names, read
 from priory.reproduce.numbers import Comparison, Filled, Part, comparisons, fill, tally
 
-__all__ = ["headline", "ordered", "readme", "results", "with_tables", "write"]
-
 PAPERS = {
     "fedhb": "FedHB",
     "pfedbayes": "pFedBayes, sFedBayes and cFedBayes",

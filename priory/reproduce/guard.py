@@ -15,8 +15,6 @@ from priory.reproduce import definition as definitions
 from priory.reproduce.definition import Definition
 from priory.reproduce.numbers import Entry, Part, fill
 
-__all__ = ["check", "deviations"]
-
 WIDTH = 5.0
 LEAST = {0: 1.0, 1: 0.5, 2: 0.1, 3: 0.005, 4: 0.002}  # by the digits of a column: a tenth of a point of accuracy
 MOST_KEPT = 5  # seeds of a short form that are looked for

@@ -19,8 +19,6 @@ from priory.fed.capabilities import AdviceWarning
 from priory.metrics import Scores
 from priory.stats import standard_error
 
-__all__ = ["of"]
-
 STRANGERS = 500  # images of Fashion-MNIST that every client is shown
 
 

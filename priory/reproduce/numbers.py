@@ -15,8 +15,6 @@ from priory.reproduce.cells import cells_of
 from priory.reproduce.definition import Block, Column, Definition, Row
 from priory.stats import standard_error
 
-__all__ = ["Comparison", "Entry", "Filled", "Outcome", "Part", "comparisons", "fill", "tally"]
-
 LEVEL = 0.95  # of the two-sided interval of a difference from a published number
 
 

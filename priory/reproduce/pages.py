@@ -10,8 +10,6 @@ from priory.reproduce.cells import Cell, cells_of
 from priory.reproduce.definition import Definition
 from priory.reproduce.numbers import Filled, Outcome, Part, comparisons
 
-__all__ = ["cost", "differences", "grid", "html", "lines", "markdown", "markdown_table"]
-
 Grid = tuple[list[str], list[list[str]]]
 
 

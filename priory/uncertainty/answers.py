@@ -17,8 +17,6 @@ from priory.data.federation import Split, checksum
 from priory.evaluate import ClassRows, ClientRows, Rows, batch_size
 from priory.fed.shard import Pool, Shard, Shards
 
-__all__ = ["Answers", "Examples", "ForeignInputs", "collect", "foreign_inputs", "validation_of"]
-
 MOST_FOREIGN = 1000  # inputs from elsewhere that every personal model is asked about
 MOST_BYTES = 1 << 28  # of rows that a device gives at once
 SEED = 0

@@ -10,8 +10,6 @@ import numpy as np
 
 from priory.uncertainty.tables import Metric
 
-__all__ = ["Units", "bootstrap", "units_of"]
-
 SEED = 0
 
 

@@ -19,8 +19,6 @@ from priory.uncertainty.scores import (
 )
 from priory.uncertainty.tables import ClassPart, Curve, Metric, Rejection, Sets
 
-__all__ = ["class_part"]
-
 KEPT = np.arange(20, 0, -1) / 20
 OF_CLIENTS = ("accuracy", "nll", "brier", "entropy", "aleatoric", "epistemic")
 

@@ -19,18 +19,6 @@ import numpy as np
 
 from priory.uncertainty.answers import Answers
 
-__all__ = [
-    "ASSUMPTION",
-    "Calibrated",
-    "calibrated",
-    "class_scores",
-    "intervals",
-    "sets",
-    "sets_within",
-    "target_scores",
-    "threshold",
-]
-
 ASSUMPTION = (
     "Validation and test rows of a client are exchangeable, and the validation rows had no part in training or in "
     "choosing settings."

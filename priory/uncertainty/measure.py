@@ -13,8 +13,6 @@ from priory.uncertainty.parts import Doubts, foreign_of, top_of
 from priory.uncertainty.tables import Foreign, Uncertainty
 from priory.uncertainty.targets import target_part
 
-__all__ = ["check", "measure", "stands_for"]
-
 NO_LABELS = {
     "newcomers_unlabelled": "A client without labels has no labelled rows to calibrate on; give some of its labels.",
     "newcomers_global": "A client without data has no rows to calibrate on; give some with labels.",

@@ -10,8 +10,6 @@ from priory.uncertainty.bootstrap import bootstrap, units_of
 from priory.uncertainty.scores import accepted, placement
 from priory.uncertainty.tables import Band, Foreign, Histogram, Metric
 
-__all__ = ["Doubts", "by_client", "by_size", "foreign_of", "histogram", "mean_figures", "spread_of", "top_of"]
-
 NUM_GROUPS = 4
 NUM_BARS = 30
 UP = frozenset({"accuracy", "coverage_90"})  # scores that are better when they are higher

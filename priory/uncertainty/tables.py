@@ -13,21 +13,6 @@ import numpy as np
 
 from priory.metrics import Spread
 
-__all__ = [
-    "Band",
-    "ClassPart",
-    "Coverage",
-    "Curve",
-    "Foreign",
-    "Histogram",
-    "Intervals",
-    "Metric",
-    "Rejection",
-    "Sets",
-    "TargetPart",
-    "Uncertainty",
-]
-
 Table = TypeVar("Table")
 
 

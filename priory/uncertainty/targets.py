@@ -13,8 +13,6 @@ from priory.uncertainty.parts import by_client, by_size, histogram, mean_figures
 from priory.uncertainty.scores import interval_score
 from priory.uncertainty.tables import Coverage, Intervals, Metric, TargetPart
 
-__all__ = ["target_part"]
-
 OF_CLIENTS = ("squared_error", "nll", "coverage_90", "sharpness", "aleatoric", "epistemic")
 OF_GROUPS = ("squared_error", "nll", "coverage_90", "epistemic")
 Figures = Callable[[np.ndarray], dict[str, float]]
