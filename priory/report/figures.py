@@ -6,7 +6,20 @@ from typing import Any
 import numpy as np
 
 from priory.report.numbers import Group
-from priory.report.vega import DIAGONAL, HEIGHT, Figure, Row, axis, chart, ending, finite, number, of_runs, rule
+from priory.report.vega import (
+    DIAGONAL,
+    Cues,
+    Figure,
+    Layer,
+    Row,
+    axis,
+    ending,
+    figure,
+    finite,
+    number,
+    rule,
+    tooltip,
+)
 
 CURVES = {
     "pooled": "all clients together",
@@ -16,12 +29,13 @@ CURVES = {
 }
 MOST_POINTS = 2000  # of a scatter plot: a browser draws each as an element
 UNIT = {"scale": {"domain": [0, 1]}}
+THIN = {"type": "line", "strokeWidth": 1}
 
 
 def reliability(groups: Sequence[Group]) -> list[Figure]:
     """Accuracy against confidence of the personal models: pooled, and of the best, the median and the worst client."""
     figures = []
-    lines, points, click = of_runs([group.label for group in groups])
+    cues = _cues(groups)
     for name, title in CURVES.items():
         rows: list[Row] = []
         told = []
@@ -43,19 +57,11 @@ def reliability(groups: Sequence[Group]) -> list[Figure]:
             continue
         where = {"x": axis("confidence", "confidence", **UNIT), "y": axis("accuracy", "accuracy", **UNIT)}
         size = {"field": "rows", "type": "quantitative", "scale": {"range": [8, 220]}, "legend": None}
-        fields = ["run", *(["client"] if "client" in rows[0] else []), "rows"]
-        numbers = [{"field": field, "format": ".3f"} for field in ("confidence", "accuracy")]
-        tip = [*({"field": field} for field in fields), *numbers]
-        encoding = {**where, **points, "size": size, "tooltip": tip}
-        layers: list[dict[str, Any]] = [
-            DIAGONAL,
-            {"mark": {"type": "line", "strokeWidth": 1}, "encoding": {**where, **lines}},
-            {"mark": {"type": "point", "filled": True}, "encoding": encoding, **click},
-        ]
+        tip = tooltip(["run", *(["client"] if "client" in rows[0] else []), "rows"], ["confidence", "accuracy"])
+        layers = [DIAGONAL, cues.line(where, THIN), cues.points({**where, "size": size}, tip, filled=True)]
         alt = f"Reliability diagram of {title}. {ending(told)}."
         text = "Below the dotted line a model is too sure of itself; a larger mark stands for more rows."
-        spec = chart(alt, rows, layers)
-        figures.append(Figure(f"reliability-{name}", f"Reliability, {title}", text, alt, spec))
+        figures.append(figure(f"reliability-{name}", f"Reliability, {title}", text, alt, rows, layers))
     return figures
 
 
@@ -75,23 +81,14 @@ def coverage(groups: Sequence[Group]) -> list[Figure]:
     rows = [row for row in rows if finite(row["reached"]) is not None]
     if not rows:
         return []
-    lines, points, click = of_runs([group.label for group in groups])
+    cues = _cues(groups)
     where = {"x": axis("level", "level of the interval", **UNIT), "y": axis("reached", "share inside", **UNIT)}
-    bars = {**where, "y": axis("low", "share inside", **UNIT), "y2": {"field": "high"}, **lines}
-    tip = [{"field": "run"}, {"field": "level"}, {"field": "reached", "format": ".3f"}]
-    layers: list[dict[str, Any]] = [
-        DIAGONAL,
-        {"mark": "rule", "encoding": bars},
-        {"mark": {"type": "line", "strokeWidth": 1}, "encoding": {**where, **lines}},
-        {
-            "mark": {"type": "point", "filled": True, "size": 60},
-            "encoding": {**where, **points, "tooltip": tip},
-            **click,
-        },
-    ]
+    bars = {**where, "y": axis("low", "share inside", **UNIT), "y2": {"field": "high"}}
+    marks = cues.points(where, tooltip(["run", "level"], ["reached"]), filled=True, size=60)
+    layers = [DIAGONAL, cues.line(bars, "rule"), cues.line(where, THIN), marks]
     alt = f"Coverage of central intervals. {ending(told)}."
     text = "Below the dotted line intervals are too narrow; bars are ± one standard error over clients."
-    return [Figure("coverage", "Coverage of intervals", text, alt, chart(alt, rows, layers))]
+    return [figure("coverage", "Coverage of intervals", text, alt, rows, layers)]
 
 
 def sizes(groups: Sequence[Group], regression: bool) -> list[Figure]:
@@ -121,16 +118,14 @@ def _by_client(groups: Sequence[Group], name: str) -> list[Figure]:
         return []
     counts = [row["train"] for row in rows]
     kind = {"scale": {"type": "log", "nice": False, "padding": 10}} if max(counts) > 20 * min(counts) else {}
-    _, points, click = of_runs([group.label for group in groups])
-    tip = [{"field": field} for field in ("run", "client", "train", "test")] + [{"field": name, "format": ".3f"}]
-    where = {"x": axis("train", "training rows of the client", **kind), "y": axis(name, _title(name)), **points}
-    layer = {"mark": {"type": "point", "size": 50}, "encoding": {**where, "tooltip": tip}, **click}
+    where = {"x": axis("train", "training rows of the client", **kind), "y": axis(name, _title(name))}
+    layer = _cues(groups).points(where, tooltip(["run", "client", "train", "test"], [name]), size=50)
     alt = f"Scatter plot of {_title(name)} against the size of a client. {ending(told)}."
     rows, thinned = _thinned(rows, "train")
     text = (
         f"{_title(name)} of each client's own model on its test rows; of few test rows it is a rough number.{thinned}"
     )
-    return [Figure("sizes-clients", f"{_title(name)} and size", text, alt, chart(alt, rows, [layer]))]
+    return [figure("sizes-clients", f"{_title(name)} and size", text, alt, rows, [layer])]
 
 
 def _by_band(groups: Sequence[Group], name: str) -> list[Figure]:
@@ -146,25 +141,18 @@ def _by_band(groups: Sequence[Group], name: str) -> list[Figure]:
     rows = [row for row in rows if finite(row[name]) is not None]
     if not rows:
         return []
-    lines, points, click = of_runs([group.label for group in groups])
+    cues = _cues(groups)
     bands = {"field": "rows", "type": "nominal", "title": "training rows of a client", "axis": {"labelAngle": 0}}
     ordered = {**bands, "sort": {"field": "place"}}
     beside = {"xOffset": {"field": "run"}} if len(groups) > 1 else {}
     where = {"x": ordered, "y": axis(name, _title(name)), **beside}
-    bars = {**where, "y": axis("low", _title(name)), "y2": {"field": "high"}, **lines}
-    tip = [{"field": field} for field in ("run", "rows", "clients", "test")] + [{"field": name, "format": ".3f"}]
-    layers = [
-        {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": bars},
-        {
-            "mark": {"type": "point", "filled": True, "size": 60},
-            "encoding": {**where, **points, "tooltip": tip},
-            **click,
-        },
-    ]
+    bars = {**where, "y": axis("low", _title(name)), "y2": {"field": "high"}}
+    tip = tooltip(["run", "rows", "clients", "test"], [name])
+    layers = [cues.line(bars, {"type": "rule", "strokeWidth": 2}), cues.points(where, tip, filled=True, size=60)]
     told = [(f"{row['run']}, {row['rows']} rows", number(row[name])) for row in rows]
     alt = f"{_title(name)} of clients in groups of like size. {ending(told)}."
     text = "All test rows of the clients in a group together; bars are ± one standard error over its clients."
-    return [Figure("sizes-bands", f"{_title(name)} of small and large clients", text, alt, chart(alt, rows, layers))]
+    return [figure("sizes-bands", f"{_title(name)} of small and large clients", text, alt, rows, layers)]
 
 
 def spread(group: Group, name: str, regression: bool) -> Figure | None:
@@ -198,10 +186,10 @@ def spread(group: Group, name: str, regression: bool) -> Figure | None:
     }
     dash = {**colour, "scale": {"domain": list(kinds), "range": [[1, 0], [5, 3]][: len(kinds)]}}
     where = {"x": axis("from", unit, zero=True), "y": axis("share", "share of the rows", zero=True)}
-    tip = [{"field": "of"}, *({"field": field, "format": ".3g"} for field in ("from", "to", "share"))]
+    tip = tooltip(["of"], ["from", "to", "share"], ".3g")
     outline = {"type": "line", "interpolate": "step-after", "strokeWidth": 2}
     bars: dict[str, Any] = {**where, "x2": {"field": "to"}, "y2": {"datum": 0}, "color": colour, "tooltip": tip}
-    layers: list[dict[str, Any]] = [
+    layers: list[Layer] = [
         {"mark": {"type": "rect", "opacity": 0.25}, "encoding": bars},
         {"mark": outline, "encoding": {**where, "color": colour, "strokeDash": dash}},
     ]
@@ -209,7 +197,7 @@ def spread(group: Group, name: str, regression: bool) -> Figure | None:
     text = "Further right, the draws of the posterior disagree more" + (
         "; a model that knows what is foreign has the dashed outline right of the solid one." if found.ood else "."
     )
-    return Figure(f"epistemic-{name}", f"What {group.label} does not know", text, alt, chart(alt, rows, layers))
+    return figure(f"epistemic-{name}", f"What {group.label} does not know", text, alt, rows, layers)
 
 
 def rejection(groups: Sequence[Group]) -> list[Figure]:
@@ -231,21 +219,13 @@ def rejection(groups: Sequence[Group]) -> list[Figure]:
             told.append((group.label, f"reaches {half:.3f} when it decides half of the rows"))
     if not rows:
         return []
-    lines, points, click = of_runs([group.label for group in groups])
+    cues = _cues(groups)
     share = axis("kept", "share of the rows that it decides", axis={"format": "%"}, **UNIT)
     where = {"x": share, "y": axis("accuracy", "accuracy")}
-    tip = [{"field": "run"}, *({"field": field, "format": ".3f"} for field in ("kept", "accuracy"))]
-    layers = [
-        {"mark": "line", "encoding": {**where, **lines}},
-        {
-            "mark": {"type": "point", "filled": True, "size": 30},
-            "encoding": {**where, **points, "tooltip": tip},
-            **click,
-        },
-    ]
+    marks = cues.points(where, tooltip(["run"], ["kept", "accuracy"]), filled=True, size=30)
     alt = f"Accuracy against the share of rows that the model decides. {ending(told)}."
     text = "Rows of the lowest entropy are decided first, the rest go to a person."
-    return [Figure("rejection", "Leaving the least certain to a person", text, alt, chart(alt, rows, layers))]
+    return [figure("rejection", "Leaving the least certain to a person", text, alt, rows, [cues.line(where), marks])]
 
 
 def mixing(groups: Sequence[Group]) -> list[Figure]:
@@ -262,21 +242,15 @@ def mixing(groups: Sequence[Group]) -> list[Figure]:
                     rows.append({"run": group.label, "client": client, "effect": effect, "R-hat": rhat, "ESS": ess})
     if not rows:
         return []
-    _, points, click = of_runs([group.label for group in some])
-    where = {"x": axis("ESS", "effective sample size", zero=True), "y": axis("R-hat", "R-hat"), **points}
-    tip = [{"field": field} for field in ("run", "client", "effect")]
-    tip += [{"field": "R-hat", "format": ".4f"}, {"field": "ESS", "format": ".0f"}]
-    layers = [
-        rule(1.01, "y"),
-        rule(400, "x"),
-        {"mark": {"type": "point", "size": 40}, "encoding": {**where, "tooltip": tip}, **click},
-    ]
+    where = {"x": axis("ESS", "effective sample size", zero=True), "y": axis("R-hat", "R-hat")}
+    tip = [*tooltip(["run", "client", "effect"], ["R-hat"], ".4f"), *tooltip([], ["ESS"], ".0f")]
+    layers = [rule(1.01, "y"), rule(400, "x"), _cues(some).points(where, tip, size=40)]
     most, least = max(row["R-hat"] for row in rows), min(row["ESS"] for row in rows)
     alt = f"R-hat against effective sample size: the largest R-hat is {most:.3f}, the smallest sample size {least:.0f}."
     text = (
         "Chains that mixed lie below 1.01 and right of 400 (dotted lines); a mark is one random effect of one client."
     )
-    return [Figure("mixing", "Did the chains mix?", text, alt, chart(alt, rows, layers, HEIGHT))]
+    return [figure("mixing", "Did the chains mix?", text, alt, rows, layers)]
 
 
 def _thinned(rows: list[Row], name: str) -> tuple[list[Row], str]:
@@ -293,6 +267,10 @@ def _personal(group: Group, name: str) -> Any:
     found = group.first.uncertainty
     part = None if found is None else found.parts.get("personal")
     return getattr(part, name, {}) if part is not None else {}
+
+
+def _cues(groups: Sequence[Group]) -> Cues:
+    return Cues([group.label for group in groups])
 
 
 def _title(name: str) -> str:

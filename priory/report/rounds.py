@@ -1,10 +1,9 @@
 """Figures of how a run went, round by round, from numbers to Vega-Lite."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from priory.report.numbers import Group, by_round
-from priory.report.vega import Figure, Row, axis, chart, ending, number, of_runs
+from priory.report.vega import Cues, Figure, Row, axis, ending, figure, number, tooltip
 
 DASHES = {"personal": [1, 0], "global": [6, 3]}
 
@@ -60,7 +59,7 @@ def _lines(
     name: str, title: str, rows: Sequence[Row], labels: Sequence[str], unit: str, told: Sequence[tuple[str, str]]
 ) -> Figure:
     """Lines over rounds, a colour a run and a dash a kind of model, with a band where there are several seeds."""
-    lines, points, click = of_runs(labels)
+    cues = Cues(labels)
     models = [part for part in DASHES if any(row["model"] == part for row in rows)]
     dash = {
         "field": "model",
@@ -69,21 +68,14 @@ def _lines(
         "legend": {"title": None, "orient": "bottom"} if len(models) > 1 else None,
     }
     where = {"x": axis("round", "round", axis={"tickMinStep": 1}), "y": axis("value", unit)}
-    tip = [{"field": field} for field in ("run", "model", "round")] + [{"field": "value", "format": ".4g"}]
-    layers: list[dict[str, Any]] = [
-        {"mark": "line", "encoding": {**where, **lines, "strokeDash": dash}},
-        {
-            "mark": {"type": "point", "filled": True, "size": 40},
-            "encoding": {**where, **points, "tooltip": tip},
-            **click,
-        },
-    ]
+    tip = tooltip(["run", "model", "round"], ["value"], ".4g")
+    layers = [cues.line({**where, "strokeDash": dash}), cues.points(where, tip, filled=True, size=40)]
     has_band = any(row["high"] > row["low"] for row in rows)
     if has_band:
         ends = {**where, "y": axis("low", unit), "y2": {"field": "high"}, "detail": {"field": "model"}}
-        layers.insert(0, {"mark": {"type": "area", "opacity": 0.18}, "encoding": {**ends, "color": lines["color"]}})
+        layers.insert(0, {"mark": {"type": "area", "opacity": 0.18}, "encoding": {**ends, **cues.colour}})
     kinds = "; a solid line is of the clients' own models, a dashed one of the global model" if len(models) > 1 else ""
     band = "; the band is ± one standard error over seeds" if has_band else ""
     text = f"{unit} after each evaluated round{kinds}{band}."
     alt = f"Line chart of {title}. {ending(told)}."
-    return Figure(name, title, text, alt, chart(alt, rows, layers))
+    return figure(name, title, text, alt, rows, layers)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Row = dict[str, Any]
+Layer = dict[str, Any]
 HEIGHT = 240
 # Okabe and Ito's palette without its yellow and black, which vanish on white and on dark paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A8A8A")
@@ -38,15 +39,21 @@ class Figure:
     spec: dict[str, Any]
 
 
-def chart(alt: str, rows: Sequence[Row], layers: Sequence[dict[str, Any]], height: int = HEIGHT) -> dict[str, Any]:
-    """A specification of the rows, drawn in these layers, as wide as the page allows."""
-    return {
+def figure(name: str, title: str, text: str, alt: str, rows: Sequence[Row], layers: Sequence[Layer]) -> Figure:
+    """Return the figure of the rows, drawn in these layers, as wide as the page allows."""
+    spec = {
         "description": alt,
         "width": "container",
-        "height": height,
+        "height": HEIGHT,
         "data": {"values": list(rows)},
         "layer": list(layers),
     }
+    return Figure(name, title, text, alt, spec)
+
+
+def tooltip(words: Sequence[str], numbers: Sequence[str], form: str = ".3f") -> list[Layer]:
+    """Return the encoding of what is shown of a mark under the pointer."""
+    return [*({"field": field} for field in words), *({"field": field, "format": form} for field in numbers)]
 
 
 def axis(field: str, title: str, **options: Any) -> dict[str, Any]:
@@ -63,20 +70,29 @@ def rule(value: float, channel: str) -> dict[str, Any]:
     return {"data": {"values": [{}]}, "mark": mark, "encoding": {channel: {"datum": value}}}
 
 
-def of_runs(labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """How runs are told apart: encodings for lines (colour), for points (colour and shape), and the legend's click."""
-    legend = {"title": None, "orient": "bottom"} if len(labels) > 1 else None
+class Cues:
+    """How runs are told apart: lines by colour, points by colour and shape; a click in the legend chooses one."""
 
-    def scale(values: Sequence[str]) -> dict[str, Any]:
-        return {"domain": list(labels), "range": [values[i % len(values)] for i in range(len(labels))]}
+    def __init__(self, labels: Sequence[str]) -> None:
+        legend = {"title": None, "orient": "bottom"} if len(labels) > 1 else None
 
-    colour = {"field": "run", "type": "nominal", "scale": scale(COLOURS), "legend": legend}
-    shape = {"field": "run", "type": "nominal", "scale": scale(SHAPES), "legend": legend}
-    if legend is None:
-        return {"color": colour}, {"color": colour, "shape": shape}, {}
-    click = {"params": [{"name": "chosen", "select": {"type": "point", "fields": ["run"]}, "bind": "legend"}]}
-    lines = {"color": colour, "opacity": FADED}
-    return lines, {**lines, "shape": shape}, click
+        def cue(values: Sequence[str]) -> Layer:
+            scale = {"domain": list(labels), "range": [values[i % len(values)] for i in range(len(labels))]}
+            return {"field": "run", "type": "nominal", "scale": scale, "legend": legend}
+
+        self.colour, self.shape = {"color": cue(COLOURS)}, {"shape": cue(SHAPES)}
+        self.lines: Layer = self.colour if legend is None else {**self.colour, "opacity": FADED}
+        click = {"name": "chosen", "select": {"type": "point", "fields": ["run"]}, "bind": "legend"}
+        self._click: Layer = {} if legend is None else {"params": [click]}
+
+    def line(self, where: Layer, mark: Any = "line") -> Layer:
+        """Return a layer of lines, or of another mark that has no shape."""
+        return {"mark": mark, "encoding": {**where, **self.lines}}
+
+    def points(self, where: Layer, tip: list[Layer], **mark: Any) -> Layer:
+        """Return a layer of points."""
+        encoding = {**self.lines, **self.shape, **where, "tooltip": tip}
+        return {"mark": {"type": "point", **mark}, "encoding": encoding, **self._click}
 
 
 def finite(value: Any) -> float | None:
