@@ -9,7 +9,7 @@ from priory.metrics import NUM_BINS, calibration_errors, class_scores, confidenc
 from priory.uncertainty import conformal
 from priory.uncertainty.answers import Answers, Examples
 from priory.uncertainty.bootstrap import Units, bootstrap, units_of
-from priory.uncertainty.parts import by_client, by_size, histogram, mean_figures, spread_of
+from priory.uncertainty.parts import by_client, by_size, client_table, covered, histogram, mean_figures, spread_of
 from priory.uncertainty.scores import (
     Binned,
     Order,
@@ -65,17 +65,10 @@ def class_part(answers: Answers, level: float, replicates: int, top: float, miss
     clients = by_client({name: columns[name] for name in OF_CLIENTS}, test.client, num)
     clients["ece"] = np.array([calibration_errors(curve_of(sums))[0] for sums in own])
     sets, found, missing = _sets(answers, read, level, replicates, missing)
-    pooled = _pooled(read, units, replicates)
     return ClassPart(
-        pooled=pooled,
+        pooled=_pooled(read, units, replicates),
         spread=spread_of({name: clients[name] for name in ("accuracy", "nll", "brier", "ece", "entropy", "epistemic")}),
-        clients={
-            "client": np.array(answers.clients),
-            "train": answers.train,
-            "test": np.bincount(test.client, minlength=num),
-            **clients,
-            **found,
-        },
+        clients=client_table(answers, clients, found),
         by_size=by_size(answers.train, test.client, lambda mask: _scores(read, test.client, mask, replicates)),
         reliability=_curves(answers.clients, own, clients["accuracy"]),
         rejection=Rejection(KEPT, Order.by(columns["entropy"]).accuracy(columns["accuracy"], KEPT)),
@@ -88,7 +81,7 @@ def class_part(answers: Answers, level: float, replicates: int, top: float, miss
 
 def _pooled(read: Read, units: Units, replicates: int) -> dict[str, Metric]:
     columns, correct = read.columns, read.columns["accuracy"]
-    means = mean_figures(columns, units.of, units.num)
+    means = mean_figures(columns, units)
     plain = _curve_sums(read, units)
     mass = Binned.of(units, equal_mass_bins(columns["sharpness"]), _curve_columns(read), (NUM_BINS,))
     classwise = _classwise_sums(read, units)
@@ -116,7 +109,7 @@ def _scores(read: Read, client: np.ndarray, mask: np.ndarray, replicates: int) -
     """Accuracy, NLL, ECE and epistemic uncertainty of the examples under a mask."""
     some = Read(read.probs[mask], read.hit[mask], {name: values[mask] for name, values in read.columns.items()})
     units = units_of(client[mask])
-    means = mean_figures({name: some.columns[name] for name in ("accuracy", "nll", "epistemic")}, units.of, units.num)
+    means = mean_figures({name: some.columns[name] for name in ("accuracy", "nll", "epistemic")}, units)
     plain = _curve_sums(some, units)
 
     def figures(weights: np.ndarray) -> dict[str, float]:
@@ -158,19 +151,15 @@ def _curve(sums: np.ndarray, client: str | None) -> Curve:
 def _sets(
     answers: Answers, read: Read, level: float, replicates: int, missing: str | None
 ) -> tuple[Sets | None, dict[str, np.ndarray], str | None]:
-    """Prediction sets, their coverage and size by client, and why there are none."""
-    test, checked = answers.test, answers.validation
+    """Return prediction sets, their coverage and size by client, and why there are none."""
     found = conformal.calibrated(answers, missing)
-    if isinstance(found, str) or checked is None:
-        return None, {}, str(found)
-    held, labels = Read.of(checked).probs, checked.y
+    if isinstance(found, str):
+        return None, {}, found
+    held, labels = Read.of(found.validation).probs, found.validation.y
     inside = np.zeros_like(read.hit)
     for client in found.clients:
-        here, there = test.of(client), checked.of(client)
+        here, there = answers.test.of(client), found.validation.of(client)
         inside[here] = conformal.sets(read.probs[here], held[there], labels[there], level)
-    covered = {"set_coverage": np.sum(inside & read.hit, axis=1) * 1.0, "set_size": inside.sum(axis=1) * 1.0}
-    some = {name: values[found.test] for name, values in covered.items()}
-    units = units_of(test.client[found.test])
-    pooled = bootstrap(mean_figures(some, units.of, units.num), units.num, replicates)
-    made = Sets(coverage=pooled["set_coverage"], size=pooled["set_size"], **found.told(level))
-    return made, by_client(some, test.client[found.test], len(answers.clients)), None
+    columns = {"set_coverage": np.sum(inside & read.hit, axis=1) * 1.0, "set_size": inside.sum(axis=1) * 1.0}
+    (coverage, size), clients = covered(answers, columns, found.test, replicates)
+    return Sets(coverage=coverage, size=size, **found.described(level)), clients, None

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from priory.uncertainty.answers import Answers
+from priory.uncertainty.answers import Answers, Examples
 
 ASSUMPTION = (
     "Validation and test rows of a client are exchangeable, and the validation rows had no part in training or in "
@@ -27,11 +27,15 @@ ASSUMPTION = (
 
 def threshold(scores: np.ndarray, level: float) -> float:
     """The ⌈(n + 1) · level⌉-th smallest of n scores, +∞ when there are not so many; NaN counts as +∞."""
-    # The tolerance is for products such as 10 · 0.9, which may round above 9.
-    rank = math.ceil((len(scores) + 1) * level - 1e-9)
+    rank = _rank(len(scores), level)
     if rank > len(scores):
         return math.inf
     return float(np.sort(np.where(np.isnan(scores), np.inf, scores))[rank - 1])
+
+
+def _rank(num: int, level: float) -> int:
+    # The tolerance is for products such as 10 · 0.9, which may round above 9.
+    return math.ceil((num + 1) * level - 1e-9)
 
 
 def sets(probs: np.ndarray, calibration: np.ndarray, labels: np.ndarray, level: float) -> np.ndarray:
@@ -77,48 +81,42 @@ def target_scores(y: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
-    """Who can be calibrated.
+    """Clients that can be calibrated.
 
     Attributes:
+        validation: Rows to calibrate on.
         clients: Those with test and with validation rows.
         counts: Validation rows of each of them.
         test: Which test rows are theirs.
         without: Clients with test rows and no validation rows.
     """
 
+    validation: Examples
     clients: np.ndarray
     counts: np.ndarray
     test: np.ndarray
     without: int
 
-    @property
-    def rows(self) -> int:
-        """Validation rows of all of them."""
-        return int(self.counts.sum())
-
-    def too_few(self, level: float) -> int:
-        """Clients whose validation rows are too few for the level."""
-        return sum(threshold(np.zeros(count), level) == math.inf for count in self.counts)
-
-    def told(self, level: float) -> dict[str, Any]:
-        """What is said of the calibration beside coverage and size: the fields that `Sets` and `Intervals` share."""
+    def described(self, level: float) -> dict[str, Any]:
+        """Return the fields of `Conformal` except for the coverage."""
+        too_few = sum(_rank(count, level) > count for count in self.counts.tolist())
+        rows = int(self.counts.sum())
         return {
             "level": level,
-            "calibration": self.rows,
+            "calibration": rows,
             "assumption": ASSUMPTION,
             "without": self.without,
-            "too_few": self.too_few(level),
+            "too_few": too_few,
         }
 
 
 def calibrated(answers: Answers, missing: str | None) -> Calibrated | str:
-    """Who can be calibrated, or why nobody can; `missing` says so where it is known already."""
+    """Return the clients that can be calibrated, or why none can; `missing` says so where it is known already."""
     if missing is not None:
         return missing
-    tested = np.unique(answers.test.client)
-    held = np.array([], int) if answers.validation is None else answers.validation.client
-    clients = np.intersect1d(tested, held)
-    if not len(clients):
+    tested, held = np.unique(answers.test.client), answers.validation
+    clients = np.intersect1d(tested, [] if held is None else held.client)
+    if held is None or not len(clients):
         return "No client has validation rows to calibrate on; partition the data with validation=0.2 and run again."
-    counts = np.bincount(held, minlength=len(answers.clients))[clients]
-    return Calibrated(clients, counts, np.isin(answers.test.client, clients), len(tested) - len(clients))
+    counts = np.bincount(held.client, minlength=len(answers.clients))[clients]
+    return Calibrated(held, clients, counts, np.isin(answers.test.client, clients), len(tested) - len(clients))

@@ -6,7 +6,7 @@ import numpy as np
 
 from priory.metrics import Spread, spread_over
 from priory.uncertainty.answers import Answers, ForeignInputs
-from priory.uncertainty.bootstrap import bootstrap, units_of
+from priory.uncertainty.bootstrap import Units, bootstrap, units_of
 from priory.uncertainty.scores import accepted, placement
 from priory.uncertainty.tables import Band, Foreign, Histogram, Metric
 
@@ -24,12 +24,31 @@ def by_client(columns: dict[str, np.ndarray], client: np.ndarray, num: int) -> d
         return {name: np.bincount(client, values, num) / count for name, values in columns.items()}
 
 
-def mean_figures(
-    columns: dict[str, np.ndarray], unit: np.ndarray, num: int
-) -> Callable[[np.ndarray], dict[str, float]]:
-    """The function from the weights of the units to the mean of each column."""
-    count = np.bincount(unit, minlength=num).astype(float)
-    sums = np.stack([np.bincount(unit, values, num) for values in columns.values()], axis=1)
+def client_table(answers: Answers, *columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the columns of each client behind its name and its training and test examples."""
+    test = np.bincount(answers.test.client, minlength=len(answers.clients))
+    table = {"client": np.array(answers.clients), "train": answers.train, "test": test}
+    return {name: values for some in (table, *columns) for name, values in some.items()}
+
+
+def covered(
+    answers: Answers, columns: dict[str, np.ndarray], rows: np.ndarray, replicates: int
+) -> tuple[list[Metric], dict[str, np.ndarray]]:
+    """Return the mean of each column over the test rows under a mask where it is finite, and that of each client."""
+    client, pooled = answers.test.client, []
+    for values in columns.values():
+        mask = rows & np.isfinite(values)
+        units = units_of(client[mask])
+        means = mean_figures({"mean": values[mask]}, units)
+        pooled.append(bootstrap(means, units.num, replicates)["mean"] if mask.any() else Metric(np.nan, np.nan))
+    some = {name: values[rows] for name, values in columns.items()}
+    return pooled, by_client(some, client[rows], len(answers.clients))
+
+
+def mean_figures(columns: dict[str, np.ndarray], units: Units) -> Callable[[np.ndarray], dict[str, float]]:
+    """Return the function from the weights of the units to the mean of each column."""
+    count = np.bincount(units.of, minlength=units.num).astype(float)
+    sums = np.stack([np.bincount(units.of, values, units.num) for values in columns.values()], axis=1)
 
     def figures(weights: np.ndarray) -> dict[str, float]:
         means = (weights @ sums) / (weights @ count)
@@ -102,7 +121,7 @@ def foreign_of(
         columns["auroc"][here] = placement(own[0][here], both)
         columns["auroc_epistemic"][here] = placement(own[1][here], epistemic)
         columns["fpr95"][here] = accepted(own[0][here], both, np.ones(here.stop - here.start))
-    means = mean_figures(columns, units.of, units.num)
+    means = mean_figures(columns, units)
 
     def figures(weights: np.ndarray) -> dict[str, float]:
         found = means(weights)

@@ -64,44 +64,39 @@ class Coverage:
 
 
 @dataclass(frozen=True)
-class Sets:
-    """Prediction sets by split conformal: what they cover and how many classes they hold.
+class Conformal:
+    """Sets or intervals by split conformal, and what they cover.
 
     Attributes:
         level: What they should cover.
         calibration: Validation rows that they were calibrated on.
-        coverage: Share of the test examples whose class is in the set.
-        size: Mean number of classes in a set.
+        coverage: Share of the test examples whose label or target is inside.
         assumption: Under which the coverage is at least the level.
-        without: Clients that have test rows and no validation rows; they have no sets.
-        too_few: Clients whose validation rows are too few for the level, so that a set holds every class.
+        without: Clients that have test rows and no validation rows; they have no sets or intervals.
+        too_few: Clients whose validation rows are too few for the level, so that a set holds every class and an
+            interval is the whole line.
     """
 
     level: float
     calibration: int
     coverage: Metric
-    size: Metric
     assumption: str
     without: int
     too_few: int
 
 
 @dataclass(frozen=True)
-class Intervals:
-    """Intervals of a regression by split conformal; as `Sets`, but for `width` and what `too_few` means.
+class Sets(Conformal):
+    """Prediction sets of a classification; `size` is the mean number of classes in one."""
 
-    Attributes:
-        width: Mean width, over the clients whose intervals are bounded.
-        too_few: Clients whose validation rows are too few for the level, so that an interval is the whole line.
-    """
+    size: Metric
 
-    level: float
-    calibration: int
-    coverage: Metric
+
+@dataclass(frozen=True)
+class Intervals(Conformal):
+    """Intervals of a regression; `width` is their mean width, over the clients whose intervals are bounded."""
+
     width: Metric
-    assumption: str
-    without: int
-    too_few: int
 
 
 @dataclass(frozen=True)
@@ -124,45 +119,50 @@ class Band:
 
 
 @dataclass(frozen=True, eq=False)
-class ClassPart:
-    """One kind of model (personal, global, of newcomers) on the test examples of a classification.
+class Part:
+    """One kind of model (personal, global, of newcomers) on the test examples.
 
     Attributes:
         pooled: Over all examples, by name; `docs/guide/uncertainty.md` says how to read each.
         spread: Over the clients, each counting once.
-        clients: Columns by name, one entry a client, NaN for one without test examples.
+        clients: Columns by name, one entry per client, NaN for one without test examples.
         by_size: Clients in at most four groups by training examples, small ones first.
-        reliability: The curve of all examples (`pooled`), and of the clients of `best`, `median` and `worst` accuracy.
-        sets: None where there are none; `sets_missing` says why.
+        epistemic: Of the examples.
     """
 
     pooled: dict[str, Metric]
     spread: dict[str, Spread]
     clients: dict[str, np.ndarray]
     by_size: tuple[Band, ...]
+    epistemic: Histogram
+
+
+@dataclass(frozen=True, eq=False)
+class ClassPart(Part):
+    """One kind of model on the test examples of a classification.
+
+    Attributes:
+        reliability: The curve of all examples (`pooled`), and of the clients of `best`, `median` and `worst` accuracy.
+        sets: None where there are none; `sets_missing` says why.
+    """
+
     reliability: dict[str, Curve]
     rejection: Rejection
-    epistemic: Histogram
     entropy: Histogram
     sets: Sets | None
     sets_missing: str | None
 
 
 @dataclass(frozen=True, eq=False)
-class TargetPart:
-    """One kind of model on the test examples of a regression; as `ClassPart` where names agree.
+class TargetPart(Part):
+    """One kind of model on the test examples of a regression.
 
     Attributes:
         coverage: Of the central intervals of the predictive.
         intervals: None where there are none; `intervals_missing` says why.
     """
 
-    pooled: dict[str, Metric]
-    spread: dict[str, Spread]
-    clients: dict[str, np.ndarray]
-    by_size: tuple[Band, ...]
     coverage: Coverage
-    epistemic: Histogram
     intervals: Intervals | None
     intervals_missing: str | None
 

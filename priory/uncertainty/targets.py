@@ -1,7 +1,5 @@
 """The numbers of a regression."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from priory.evaluate import LEVELS, TargetRows
@@ -9,13 +7,12 @@ from priory.metrics import target_scores
 from priory.uncertainty import conformal
 from priory.uncertainty.answers import Answers, Examples
 from priory.uncertainty.bootstrap import bootstrap, units_of
-from priory.uncertainty.parts import by_client, by_size, histogram, mean_figures, spread_of
+from priory.uncertainty.parts import by_client, by_size, client_table, covered, histogram, mean_figures, spread_of
 from priory.uncertainty.scores import interval_score
 from priory.uncertainty.tables import Coverage, Intervals, Metric, TargetPart
 
 OF_CLIENTS = ("squared_error", "nll", "coverage_90", "sharpness", "aleatoric", "epistemic")
 OF_GROUPS = ("squared_error", "nll", "coverage_90", "epistemic")
-Figures = Callable[[np.ndarray], dict[str, float]]
 
 
 def columns_of(examples: Examples) -> dict[str, np.ndarray]:
@@ -35,30 +32,22 @@ def columns_of(examples: Examples) -> dict[str, np.ndarray]:
 
 
 def target_part(answers: Answers, level: float, replicates: int, top: float, missing: str | None) -> TargetPart:
-    """The numbers of one kind of model; arguments as for `class_part`."""
-    test, num = answers.test, len(answers.clients)
-    columns, units = columns_of(test), units_of(test.client)
-    pooled = bootstrap(_rooted(mean_figures(columns, units.of, units.num)), units.num, replicates)
-    clients = by_client({name: columns[name] for name in OF_CLIENTS}, test.client, num)
+    """Return the numbers of one kind of model; arguments as for `class_part`."""
+    test = answers.test
+    columns = columns_of(test)
+    pooled = _scores(columns, test.client, replicates)
+    clients = by_client({name: columns[name] for name in OF_CLIENTS}, test.client, len(answers.clients))
     clients = {"rmse": np.sqrt(clients.pop("squared_error")), **clients}
     intervals, found, missing = _intervals(answers, level, replicates, missing)
     reached = [pooled[f"coverage_{round(100 * one)}"] for one in LEVELS]
 
     def scores(mask: np.ndarray) -> dict[str, Metric]:
-        some = units_of(test.client[mask])
-        means = mean_figures({name: columns[name][mask] for name in OF_GROUPS}, some.of, some.num)
-        return bootstrap(_rooted(means), some.num, replicates)
+        return _scores({name: columns[name][mask] for name in OF_GROUPS}, test.client[mask], replicates)
 
     return TargetPart(
         pooled=pooled,
         spread=spread_of({name: clients[name] for name in ("rmse", "nll", "coverage_90", "epistemic")}),
-        clients={
-            "client": np.array(answers.clients),
-            "train": answers.train,
-            "test": np.bincount(test.client, minlength=num),
-            **clients,
-            **found,
-        },
+        clients=client_table(answers, clients, found),
         by_size=by_size(answers.train, test.client, scores),
         coverage=Coverage(
             level=np.array(LEVELS),
@@ -71,40 +60,35 @@ def target_part(answers: Answers, level: float, replicates: int, top: float, mis
     )
 
 
-def _rooted(means: Figures) -> Figures:
-    """The figures with the root of the mean squared error in its place."""
+def _scores(columns: dict[str, np.ndarray], client: np.ndarray, replicates: int) -> dict[str, Metric]:
+    """Return the means of the columns, with the root of the mean squared error in its place."""
+    units = units_of(client)
+    means = mean_figures(columns, units)
 
     def figures(weights: np.ndarray) -> dict[str, float]:
         found = means(weights)
         return {"rmse": float(np.sqrt(found.pop("squared_error"))), **found}
 
-    return figures
+    return bootstrap(figures, units.num, replicates)
 
 
 def _intervals(
     answers: Answers, level: float, replicates: int, missing: str | None
 ) -> tuple[Intervals | None, dict[str, np.ndarray], str | None]:
-    """Conformal intervals, their coverage and width by client, and why there are none."""
-    test, checked = answers.test, answers.validation
-    found = conformal.calibrated(answers, missing)
-    if isinstance(found, str) or checked is None:
-        return None, {}, str(found)
+    """Return conformal intervals, their coverage and width by client, and why there are none."""
+    test, found = answers.test, conformal.calibrated(answers, missing)
+    if isinstance(found, str):
+        return None, {}, found
     mean, sd = _mean_and_sd(test)
-    centre, spread = _mean_and_sd(checked)
+    centre, spread = _mean_and_sd(found.validation)
     low, high = np.full((2, len(mean)), np.nan)
     for client in found.clients:
-        here, there = test.of(client), checked.of(client)
-        calibration = (checked.y[there], centre[there], spread[there])
+        here, there = test.of(client), found.validation.of(client)
+        calibration = (found.validation.y[there], centre[there], spread[there])
         low[here], high[here] = conformal.intervals(mean[here], sd[here], calibration, level)
-    covered = {"interval_coverage": ((low <= test.y) & (test.y <= high)) * 1.0, "interval_width": high - low}
-    pooled: dict[str, Metric] = {}
-    for name, mask in (("interval_coverage", found.test), ("interval_width", found.test & np.isfinite(high - low))):
-        units = units_of(test.client[mask])
-        figures = mean_figures({name: covered[name][mask]}, units.of, units.num)
-        pooled |= bootstrap(figures, units.num, replicates) if mask.any() else {name: Metric(np.nan, np.nan)}
-    made = Intervals(coverage=pooled["interval_coverage"], width=pooled["interval_width"], **found.told(level))
-    some = {name: values[found.test] for name, values in covered.items()}
-    return made, by_client(some, test.client[found.test], len(answers.clients)), None
+    columns = {"interval_coverage": ((low <= test.y) & (test.y <= high)) * 1.0, "interval_width": high - low}
+    (coverage, width), clients = covered(answers, columns, found.test, replicates)
+    return Intervals(coverage=coverage, width=width, **found.described(level)), clients, None
 
 
 def _mean_and_sd(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
