@@ -54,9 +54,8 @@ def audit(argv: Sequence[str]) -> int:
         verdict(found),
         MEANING,
     ]
-    console = report.console()
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        report.say(line)
     return REFUTED if found.refuted else 0
 
 

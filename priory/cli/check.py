@@ -87,18 +87,13 @@ def read(argv: Sequence[str]) -> Asked:
 
 
 def _show(name: str, found: dict[str, Checked]) -> None:
-    console = report.console()
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
     for settings, checked in found.items():
-        say(f"{name} {settings}".rstrip())
-        say(f"  {verdict_line(checked)}")
+        report.say(f"{name} {settings}".rstrip())
+        report.say(f"  {verdict_line(checked)}")
         for known, verdict in checked.verdicts.items():
             held = "   ".join(f"{one.level:.0%}: {_percent(one.held, one.error)}" for one in verdict.coverage)
-            say(f"  {known:26}intervals hold  {held}")
-    say(MEANING.format(problem=next(iter(found.values())).problem.describe()))
+            report.say(f"  {known:26}intervals hold  {held}")
+    report.say(MEANING.format(problem=next(iter(found.values())).problem.describe()))
 
 
 def verdict_line(checked: Checked) -> str:

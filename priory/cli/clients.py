@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from priory import report
 from priory.cli.models import onboarded
 from priory.cli.run import named_run
@@ -23,9 +21,8 @@ def clients(argv: Sequence[str]) -> int:
         counts = [str(int(getattr(federation, part).count[place])) for part in PARTS]
         rows.append([name, "took part" if place < federation.num_clients else "held out", *counts])
     rows += [[name, "came later", "–", "–", "–"] for name in onboarded(path)]
-    shown = Table("client", "", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for part in PARTS:
-        shown.add_column(part, justify="right")
+    shown = report.plain_table("client", "", *PARTS, left=[""])
+    shown.columns[0].no_wrap = False  # a name is there to be copied
     for name, *row in rows:
         shown.add_row(one_line(name), *row)
     report.console().print(shown)

@@ -173,10 +173,7 @@ def compare(argv: Sequence[str]) -> int:
     if finished:
         _show(outcome, cells, directory)
     if outcome.stopped is not None:
-        place = outcome.stopped.path
-        report.console().print(
-            f"Stopped; the same command goes on from the checkpoint in {place}.", markup=False, soft_wrap=True
-        )
+        report.say(f"Stopped; the same command goes on from the checkpoint in {outcome.stopped.path}.")
         return INTERRUPTED
     if finished and output.report:
         write_report([cell.path for cell in finished], directory / "report.html", trust_code=True)  # as in `Cell.run`
@@ -238,16 +235,16 @@ def _with_recorded_clusters(cells: list[Cell]) -> list[Cell]:
 
 def _run_all(cells: list[Cell], directory: Path, tool: str | None) -> Outcome:
     """Check every run that is not finished, then make or finish each, up to one that is stopped."""
-    console, failures = report.console(), Failures()
+    failures = Failures()
     kept = {cell.path: cell.kept() for cell in cells}
     missing = [cell for cell in cells if kept[cell.path] is None]
     if missing:
         check_writable(directory)
     grid.check(missing, Cell.check)
-    console.print(f"{len(cells)} runs on {cells[0].data.describe()}", markup=False, soft_wrap=True)
+    report.say(f"{len(cells)} runs on {cells[0].data.describe()}")
     if len(missing) < len(cells):
         loaded = f"{len(cells) - len(missing)} of them are finished already and are loaded from {directory}."
-        console.print(loaded, markup=False)
+        report.console().print(loaded)
     chosen: dict[str, Any] = {}
     has_seeds = len({cell.settings.seed for cell in cells}) > 1
 
@@ -287,9 +284,9 @@ def _show(outcome: Outcome, cells: list[Cell], directory: Path) -> None:
         console.print("A reference is trained on the data of all clients in one place, which a federation cannot do.")
     if outcome.stopped is None:
         written = _write(records, outcome.failures, cells, directory)
-        console.print(f"comparison: {written}", markup=False, soft_wrap=True)
+        report.say(f"comparison: {written}")
     if outcome.diverged:
-        console.print(f"diverged: {', '.join(outcome.diverged)}", markup=False, soft_wrap=True)
+        report.say(f"diverged: {', '.join(outcome.diverged)}")
 
 
 def _write(records: list[dict[str, Any]], failures: Failures, cells: list[Cell], directory: Path) -> Path:

@@ -5,6 +5,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from priory import report
 from priory.core import trees
 from priory.core.text import one_line
 from priory.effects import Effects, names_of, num_coordinates
@@ -37,8 +38,7 @@ def conclude(console: Console, run: Run) -> None:
         show(console, run.effects())
     else:
         console.print()
-        text = f"for the random effects of {run.task.num_clients} clients: priory effects {run.path}"
-        console.print(text, markup=False, soft_wrap=True)
+        report.say(f"for the random effects of {run.task.num_clients} clients: priory effects {run.path}")
 
 
 def show(console: Console, found: Effects) -> None:
@@ -47,14 +47,14 @@ def show(console: Console, found: Effects) -> None:
         console.print()
         console.print(table)
     console.print()
-    console.print(POINT if found.population.is_point else FULL, markup=False)
+    console.print(POINT if found.population.is_point else FULL)
     if found.advice:
-        console.print(ADVISED, markup=False)
+        console.print(ADVISED)
 
 
 def population_table(found: Effects) -> Table:
     """Mean and standard deviation between clients of each random effect, with intervals under full Bayes."""
-    table = _table("random effect", "population mean", "population sd")
+    table = report.plain_table("random effect", "population mean", "population sd")
     means, sds = found.population.intervals(found.level)
     centres = found.population.mean.mean(axis=0), found.population.sd.mean(axis=0)
     for i, name in enumerate(found.names):
@@ -69,7 +69,7 @@ def fixed_tables(found: Effects) -> list[Table]:
     """The fixed effects, if there are any and few enough to read."""
     if not 0 < trees.size(found.fixed) <= MOST_FIXED:
         return []
-    table = _table("fixed effect", "estimate")
+    table = report.plain_table("fixed effect", "estimate")
     values = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found.fixed)])
     for name, value in zip(names_of(found.fixed, num_axes=0), values, strict=True):
         table.add_row(name, _number(value))
@@ -80,21 +80,14 @@ def clients_table(found: Effects) -> Table:
     """Estimate, interval and diagnostics of each random effect of each client."""
     several = len(found.names) > 1
     level = f"{100 * found.level:g} % interval"
-    table = _table("client", "examples", *(["random effect"] if several else []), "estimate", level, "R-hat", "ESS")
+    words = ["random effect"] if several else []
+    table = report.plain_table("client", "examples", *words, "estimate", level, "R-hat", "ESS", left=words)
     for k, client in enumerate(found.clients):
         for i, name in enumerate(found.names):
             who = (one_line(client), str(found.examples[k])) if i == 0 else ("", "")
             interval = _interval(found.low[k, i], found.high[k, i])
             mixed = (_number(found.rhat[k, i]), f"{found.ess[k, i]:.0f}")
             table.add_row(*who, *([name] if several else []), _number(found.mean[k, i]), interval, *mixed)
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="left" if name == "random effect" else "right", overflow="fold")
     return table
 
 

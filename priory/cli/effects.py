@@ -36,13 +36,9 @@ def effects(argv: Sequence[str]) -> int:
     path, _ = opened(values)
     run, chosen = load(path, trust_code=values["output"]["trust_code"]), Options(**values["effects"])
     check_effects(run.method, run.name, chosen.level)
-    num, console = num_effects(run), report.console()
-    too_many = (
-        f"{num} random effects a client are too many for a table, which holds {MOST_EFFECTS}"
-        if num > MOST_EFFECTS
-        else None
-    )
-    if chosen.arviz is None and too_many:
+    num = num_effects(run)
+    too_many = f"{num} random effects a client are too many for a table, which holds {MOST_EFFECTS}"
+    if chosen.arviz is None and num > MOST_EFFECTS:
         raise UsageError(f"{too_many}; write their draws with --arviz FILE.nc.")
     if chosen.arviz is not None:  # before anything is computed
         arviz()
@@ -51,11 +47,10 @@ def effects(argv: Sequence[str]) -> int:
     found = run.effects(chosen.level, draws=chosen.arviz is not None)
     if chosen.arviz is not None:
         run.inference_data(found).to_netcdf(chosen.arviz)
-        console.print(f"draws: {chosen.arviz}", markup=False, soft_wrap=True)
-    if too_many:
-        console.print(f"{too_many}.", markup=False, soft_wrap=True)
+        report.say(f"draws: {chosen.arviz}")
+    if num > MOST_EFFECTS:
+        report.say(f"{too_many}.")
         return 0
-    done = f"{run.completed} of {run.settings.rounds} rounds"
-    console.print(f"{run.name} on {run.federation.name} after {done}", markup=False, soft_wrap=True)
-    show(console, found)
+    report.say(f"{run.name} on {run.federation.name} after {run.completed} of {run.settings.rounds} rounds")
+    show(report.console(), found)
     return 0

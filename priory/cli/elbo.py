@@ -20,11 +20,10 @@ def elbo(argv: Sequence[str]) -> int:
     values = flags.parse(run_groups("elbo"), argv, prog="priory elbo", text=TEXT)
     path, _ = opened(values)
     run = load(path, trust_code=values["output"]["trust_code"])
-    bound, done = run.elbo(), f"{run.completed} of {run.settings.rounds} rounds"
-    console = report.console()
-    console.print(f"{run.name} on {run.federation.name} after {done}", markup=False, soft_wrap=True)
+    bound = run.elbo()
+    report.say(f"{run.name} on {run.federation.name} after {run.completed} of {run.settings.rounds} rounds")
     parts = {"  clients' terms": bound.per_client.sum(), "− KL(q(φ) ‖ p(φ))": bound.divergence, "= ELBO": bound.total}
     for name, value in (parts | {"  per example": bound.total / run.task.num_examples}).items():
-        console.print(f"{name:20}{value:18,.1f} nats", markup=False)
-    console.print(ASSUMPTION, markup=False, soft_wrap=True)
+        report.say(f"{name:20}{value:18,.1f} nats")
+    report.say(ASSUMPTION)
     return 0

@@ -66,7 +66,7 @@ class Lines:
         """Print the scores."""
         seconds = sum(line["seconds"].values())
         text = f"{self._label}  round {line['round']}/{self._rounds or line['round']}  {report.score_line(line)}"
-        self._console.print(f"{text}  {seconds:.1f} s", highlight=False, markup=False, soft_wrap=True)
+        self._console.print(f"{text}  {seconds:.1f} s", soft_wrap=True)
 
 
 class Tenths:
@@ -88,7 +88,7 @@ class Tenths:
         if tenth > self._tenth:
             self._tenth = tenth
             text = f"{self._label}  {done}/{total} rounds{left}"
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(text, soft_wrap=True)
 
 
 @contextmanager
@@ -98,15 +98,8 @@ def watching(label: str) -> Iterator[Listener]:
     if not console.is_terminal:
         yield Lines(console, label)
         return
-    columns = (
-        _described(console),
-        BarColumn(bar_width=20),
-        TextColumn("{task.fields[count]}"),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[latest]}"),
-    )
-    with Progress(*columns, console=console) as progress:
+    rate, latest = (TextColumn(f"{{task.fields[{name}]}}") for name in ("rate", "latest"))
+    with Progress(*_bar(console), rate, TimeRemainingColumn(compact=True), latest, console=console) as progress:
         yield Bar(progress, label)
 
 
@@ -117,12 +110,7 @@ def counting(label: str) -> Iterator[Callable[[int, int], None]]:
     if not console.is_terminal:
         yield Tenths(console, label)
         return
-    columns = (
-        _described(console),
-        BarColumn(bar_width=20),
-        TextColumn("{task.fields[count]}"),
-        TimeRemainingColumn(compact=True),
-    )
+    columns = (*_bar(console), TimeRemainingColumn(compact=True))
     # Rich forgets a pace after 30 s by default, and a single round may take longer.
     with Progress(*columns, console=console, speed_estimate_period=3600) as progress:
         task = progress.add_task(one_line(label), total=None, count="compiling")
@@ -131,11 +119,11 @@ def counting(label: str) -> Iterator[Callable[[int, int], None]]:
         )
 
 
-def _described(console: Console) -> TextColumn:
-    """The label, cut short on a narrow terminal so that the numbers are not."""
-    most = 16 if console.width < NARROW else None
-    place = Column(no_wrap=True, overflow="ellipsis", max_width=most)
-    return TextColumn("{task.description}", markup=False, table_column=place)
+def _bar(console: Console) -> tuple[TextColumn, BarColumn, TextColumn]:
+    """Return the label, cut short on a narrow terminal so that the numbers are not, the bar and the count."""
+    place = Column(no_wrap=True, overflow="ellipsis", max_width=16 if console.width < NARROW else None)
+    label = TextColumn("{task.description}", markup=False, table_column=place)
+    return label, BarColumn(bar_width=20), TextColumn("{task.fields[count]}")
 
 
 class Interrupt:

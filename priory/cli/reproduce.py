@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from priory import report, reproduce
@@ -70,8 +69,8 @@ def reproduce_command(argv: Sequence[str]) -> int:
     }
     values = flags.parse(groups, argv, prog="priory reproduce", text=TEXT)
     options, named = Options(**values["options"]), values["tables"]["table"]
-    console = report.console()
     if options.list:
+        console = report.console()
         console.print(_listing(Path(options.out)))
         console.print("\nMinutes are those that are left, on the machine that measured the cells. ", end="")
         console.print("`priory reproduce NAME` makes a table, `--quick` a small one.")
@@ -81,7 +80,7 @@ def reproduce_command(argv: Sequence[str]) -> int:
     definitions = _definitions(named, options)
     _check(options, definitions)
     cells = _once(cell for one in definitions for cell in cells_of(one, Path(options.out)))
-    missing = _told(cells, console)
+    missing = _told(cells)
     if options.estimate:
         return 0
     code, failures = 0, Failures()
@@ -89,13 +88,13 @@ def reproduce_command(argv: Sequence[str]) -> int:
         _check_data(definitions)
         check_writable(Path(options.out))
         start.start_jax(options.devices)
-        code = _run_all(missing, options.minutes, console, failures)
+        code = _run_all(missing, options.minutes, failures)
     for one in definitions:
         filled = fill(one, Path(options.out))
-        _show(filled, console)
-        console.print(f"written: {_write(filled, Path(options.out))}", markup=False, soft_wrap=True)
+        _show(filled)
+        report.say(f"written: {_write(filled, Path(options.out))}")
         if options.guard is not None and code != INTERRUPTED:
-            code = max(code, _guard(one, options, console))
+            code = max(code, _guard(one, options))
     if code != INTERRUPTED:
         failures.conclude(f"of {len(missing)} runs")
     return code
@@ -144,13 +143,12 @@ def _once(cells: Iterable[Cell]) -> list[Cell]:
     return list(found.values())
 
 
-def _told(cells: Sequence[Cell], console: Console) -> list[Cell]:
+def _told(cells: Sequence[Cell]) -> list[Cell]:
     """The cells that are missing, after saying how many and how long they take."""
     missing = [cell for cell in cells if cell.kept() is None]
     minutes = sum(seconds_of(cell) for cell in missing) / 60
-    there = f"{len(cells) - len(missing)} of {len(cells)} runs are there"
     rest = f"; the others take about {_minutes(minutes)} minutes" if missing else ""
-    console.print(there + rest, markup=False)
+    report.console().print(f"{len(cells) - len(missing)} of {len(cells)} runs are there{rest}")
     return missing
 
 
@@ -163,7 +161,7 @@ def seconds_of(cell: Cell) -> float:
     return cell.row.seconds or cell.definition.seconds
 
 
-def _run_all(missing: Sequence[Cell], minutes: float | None, console: Console, failures: Failures) -> int:
+def _run_all(missing: Sequence[Cell], minutes: float | None, failures: Failures) -> int:
     """Check the cells, run them, note those that fail, and return the exit code."""
     federations, began = Federations(), time.monotonic()
     expected = [seconds_of(cell) for cell in missing]
@@ -177,13 +175,13 @@ def _run_all(missing: Sequence[Cell], minutes: float | None, console: Console, f
     def done(place: int) -> None:
         pace = (time.monotonic() - began) / sum(expected[: place + 1])
         left = pace * sum(expected[place + 1 :]) / 60
-        console.print(f"{labels[place]}: about {_minutes(left)} minutes left", markup=False, soft_wrap=True)
+        report.say(f"{labels[place]}: about {_minutes(left)} minutes left")
 
     with progress.interruptible() as stop:
         ended = grid.run(missing, run, Control(stop, failures.noted), done, None if minutes is None else 60 * minutes)
     if ended.stopped is not None:
         over = f"The time is over with {len(missing) - ended.stopped} runs left; the same command goes on."
-        console.print("Stopped; the same command goes on from there." if stop() else over)
+        report.console().print("Stopped; the same command goes on from there." if stop() else over)
         return INTERRUPTED
     return DIVERGED if any(is_diverged(found) for _, found in ended.results) else 0
 
@@ -197,9 +195,10 @@ def _write(filled: Filled, out: Path) -> Path:
     return place / "table.md"
 
 
-def _show(filled: Filled, console: Console) -> None:
+def _show(filled: Filled) -> None:
+    console = report.console()
     console.print()
-    console.print(f"{filled.definition.name}: {filled.definition.title}", markup=False)
+    console.print(f"{filled.definition.name}: {filled.definition.title}")
     for part in filled.parts:
         header, rows = pages.grid(part)
         table = Table(title=part.block.title or None, title_justify="left", box=None)
@@ -209,29 +208,23 @@ def _show(filled: Filled, console: Console) -> None:
             table.add_row(*row)
         console.print(table)
     for line in pages.lines(filled):
-        console.print(f"- {line}", markup=False)
+        console.print(f"- {line}")
 
 
-def _guard(definition: Definition, options: Options, console: Console) -> int:
+def _guard(definition: Definition, options: Options) -> int:
     assert options.guard is not None
     found = guard.deviations(definition, Path(options.out), Path(options.guard))
     for line in found:
-        console.print(f"DEVIATES {line}", markup=False, soft_wrap=True)
+        report.say(f"DEVIATES {line}")
     if not found:
-        console.print(f"{definition.name} is within what seeds explain of {options.guard}", markup=False)
+        report.console().print(f"{definition.name} is within what seeds explain of {options.guard}")
     return REFUTED if found else 0
 
 
 def _listing(out: Path) -> Table:
     table = Table(box=None)
-    for heading, justify in (
-        ("name", "left"),
-        ("what", "left"),
-        ("data", "left"),
-        ("runs", "right"),
-        ("minutes", "right"),
-    ):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for heading in ("name", "what", "data", "runs", "minutes"):
+        table.add_column(heading, justify="right" if heading in ("runs", "minutes") else "left")
     for name in reproduce.names():
         one = reproduce.read(name)
         cells = _once(cells_of(one, out))

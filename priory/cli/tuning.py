@@ -171,12 +171,10 @@ def _tune(method: Method, axes: list[Axis], chosen: DataFlags, settings: Setting
     directory, failures = kept.path.parent, Failures()
     check_writable(directory)
     num = math.prod(len(axis.values) for axis in axes)
-    console.print(f"{name} on {data.describe()}; settings: {num}, seeds of each: {output.seeds}", soft_wrap=True)
+    report.say(f"{name} on {data.describe()}; settings: {num}, seeds of each: {output.seeds}")
     if kept.scores():
-        there = (
-            f"{len(kept.scores())} of {num * output.seeds} trials are scored already and are loaded from {directory}."
-        )
-        console.print(there, markup=False, soft_wrap=True)
+        scored = f"{len(kept.scores())} of {num * output.seeds} trials are scored already"
+        report.say(f"{scored} and are loaded from {directory}.")
     with progress.interruptible() as stop, progress.counting(f"tuning {name}") as told:
         control = Control(stop, failures.noted, told)
         found = tuner.tune(method, data, axes, seeds=output.seeds, settings=settings, kept=kept, control=control)
@@ -187,8 +185,7 @@ def _tune(method: Method, axes: list[Axis], chosen: DataFlags, settings: Setting
         console.print(report.tuning_table(records, by, most=SHOWN))
         console.print()
     if stop.pressed and len(found) < num:
-        told_of = f"Stopped with {len(found)} of {num} settings scored; the same command goes on from {directory}."
-        console.print(told_of, markup=False, soft_wrap=True)
+        report.say(f"Stopped with {len(found)} of {num} settings scored; the same command goes on from {directory}.")
         return INTERRUPTED
     if records:
         final["method"] = {"name": name, **manifest.to_table(best[0].method)}
@@ -196,13 +193,12 @@ def _tune(method: Method, axes: list[Axis], chosen: DataFlags, settings: Setting
         write_atomically(directory / "tuning.json", sealed(result, indent=2))
         write_atomically(directory / "manifest.toml", sealed_lines(tomli_w.dumps(final)))
         if len(records) > SHOWN:
-            rest = f"{SHOWN} of {len(records)} settings; all of them are in {directory}/tuning.json."
-            console.print(f"The best {rest}", markup=False, soft_wrap=True)
+            report.say(f"The best {SHOWN} of {len(records)} settings; all of them are in {directory}/tuning.json.")
         console.print(
             f"Scores are means over seeds on {data.validation.total} validation rows; the test rows were not read. "
             f"The manifest of the best setting trains on the validation rows too (validation 0)."
         )
-        console.print(f"priory run {directory}/manifest.toml{trusting(method, settings)}", markup=False, soft_wrap=True)
+        report.say(f"priory run {directory}/manifest.toml{trusting(method, settings)}")
     failures.conclude("of the parts of the grid")
     if best and best[0].score(by).value is None:
         warnings.warn(f"Training diverged with every setting: no {by} is finite; try lower step sizes.", stacklevel=2)

@@ -2,7 +2,7 @@
 
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -96,11 +96,11 @@ def run_table(summary: dict[str, Any]) -> Table:
     regression = _is_regression([summary])
     columns = (REGRESSION_COLUMNS if regression else CLASS_COLUMNS) | SPREAD_COLUMNS
     columns |= {"clients.p10": "90th percentile" if regression else "10th percentile"}
-    table = _table("", *columns.values())
+    table = plain_table("", *columns.values())
     for part, name_of_part in PARTS.items():
         if summary.get(part):
             table.add_row(name_of_part, *(_number(value_at(summary[part], name)) for name in columns))
-    return table if table.row_count else _table("no test examples")
+    return table if table.row_count else plain_table("no test examples")
 
 
 def architectures_table(found: dict[str, dict[str, float | None]]) -> Table:
@@ -108,7 +108,7 @@ def architectures_table(found: dict[str, dict[str, float | None]]) -> Table:
     name = "rmse" if "rmse" in next(iter(found.values())) else "accuracy"
     headed = {"clients": "clients", name: name, "alone": f"{name} alone", "gain": "gain"}
     columns = [column for column in headed if column in next(iter(found.values()))]
-    table = _table("model", *(headed[column] for column in columns))
+    table = plain_table("model", *(headed[column] for column in columns))
     for model, row in found.items():
         table.add_row(model, str(row["clients"]), *(_number(row[column]) for column in columns[1:]))
     return table
@@ -117,7 +117,7 @@ def architectures_table(found: dict[str, dict[str, float | None]]) -> Table:
 def ways_table(scores: dict[str, dict[str, Any]]) -> Table:
     """The scores of one newcomer, a row for each way in."""
     columns = REGRESSION_COLUMNS if "rmse" in next(iter(scores.values())) else CLASS_COLUMNS
-    table = _table("", *columns.values())
+    table = plain_table("", *columns.values())
     for way, found in scores.items():
         table.add_row(way, *(_number(found[name]) for name in columns))
     return table
@@ -206,9 +206,9 @@ def comparison_tables(records: list[dict[str, Any]], num_seeds: int, width: int 
     names = REGRESSION_COMPARED if "personal.rmse" in records[0]["scores"] else CLASS_COMPARED
     names = {name: names[name] for name in names if name in records[0]["scores"]}
     costs = ("bytes down", "bytes up", "run s", "compile s")
-    tables = [_table("method", *names.values(), *costs)]
+    tables = [plain_table("method", *names.values(), *costs)]
     if width < PLAIN_WIDTH or len(names) + len(costs) > MOST_COLUMNS:
-        tables = [_table("method", *names.values()), _table("method", *costs)]
+        tables = [plain_table("method", *names.values()), plain_table("method", *costs)]
     for record in records:
         cells = [_with_error(record["scores"][name], "\n") for name in names]
         sent, seconds = record["communication"], record["seconds"]
@@ -224,7 +224,7 @@ def comparison_tables(records: list[dict[str, Any]], num_seeds: int, width: int 
             table.add_row(label, *row)
     if num_seeds < 2 or len(records) < 2:
         return tables
-    paired = _table(f"less {records[0]['label']}", *names.values())
+    paired = plain_table(f"less {records[0]['label']}", *names.values())
     for record in records[1:]:
         cells = [_with_error(record["scores"][name]["difference"], " ", signed=True) for name in names]
         paired.add_row(record["label"].replace(":", ":\n").replace(",", "\n"), *cells)
@@ -235,7 +235,7 @@ def tuning_table(settings: Sequence[dict[str, Any]], by: str, most: int) -> Tabl
     """The best settings of a tuning, best first."""
     swept = list(settings[0]["values"])
     others = [name for name in settings[0]["scores"] if name != by]
-    table = _table(*(name.replace("_", "-") for name in swept), by, *others)
+    table = plain_table(*(name.replace("_", "-") for name in swept), by, *others)
     for setting in settings[:most]:
         cells = [_with_error(setting["scores"][name], " ") for name in (by, *others)]
         table.add_row(
@@ -246,7 +246,8 @@ def tuning_table(settings: Sequence[dict[str, Any]], by: str, most: int) -> Tabl
 
 def methods_table() -> Table:
     """Every installed method: its paper, what a client keeps and what it sends."""
-    table = _table("method", "paper", "client keeps", "client sends", wrap=True)
+    words = ("paper", "client keeps", "client sends")
+    table = plain_table("method", *words, left=words)
     table.columns[1].no_wrap = True  # two lines, broken below, so that no citation is cut in a narrow terminal
     for name, cls in methods.installed():
         if isinstance(cls, UsageError):
@@ -259,7 +260,8 @@ def methods_table() -> Table:
 
 def datasets_table(entries: Iterable[Entry]) -> Table:
     """The catalogue of data sets; `sources_table` has the rest of it."""
-    table = _table("data", "examples", "shape", "classes", "clients", "here", wrap=True)
+    words = ("examples", "shape", "classes", "clients", "here")
+    table = plain_table("data", *words, left=words)
     for entry in entries:
         table.add_row(
             entry.name,
@@ -274,17 +276,18 @@ def datasets_table(entries: Iterable[Entry]) -> Table:
 
 def sources_table(entries: Iterable[Entry]) -> Table:
     """The licence and the source of every data set."""
-    table = _table("data", "licence", "source", wrap=True)
+    table = plain_table("data", "licence", "source", left=("licence", "source"))
     for entry in entries:
         table.add_row(entry.name, entry.licence, entry.source)
     return table
 
 
-def _table(first: str, *others: str, wrap: bool = False) -> Table:
+def plain_table(first: str, *others: str, left: Container[str] = ()) -> Table:
+    """Return an empty table without lines, whose columns after the first are of numbers except for some of words."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(first, no_wrap=True)
     for name in others:
-        table.add_column(name, justify="left" if wrap else "right", overflow="fold")
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
     return table
 
 
