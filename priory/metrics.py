@@ -123,10 +123,7 @@ def mutual_information(logits: Array, log_weights: Array) -> Array:
 def mixture_mean_and_sd(mean: Array, sd: Array, log_weights: Array) -> tuple[Array, Array]:
     """Mean and standard deviation (batch,) of Σ_s w_s N(mean_s, sd_s²): Var = Σ_s w_s sd_s² + Σ_s w_s (mean_s − mean)².
 
-    Args:
-        mean: (samples, batch).
-        sd: (samples, batch).
-        log_weights: (samples, batch); each column log-sums to 0.
+    All three arguments are (samples, batch); each column of `log_weights` log-sums to 0.
     """
     weights = jnp.exp(log_weights)
     centre = jnp.sum(weights * mean, axis=0)
@@ -178,7 +175,7 @@ def class_scores(log_probs: Any, y: Any) -> dict[str, Any]:
         log_probs: (batch, classes), log-probabilities of the predictive mixture; an array of JAX or NumPy.
         y: (batch,), labels from 0.
     """
-    xp = _namespace(log_probs)
+    xp: Any = jnp if isinstance(log_probs, Array) else np
     probs = xp.exp(log_probs)
     hit = y[:, None] == xp.arange(log_probs.shape[-1])[None]
     # argmax picks the first NaN, which must not pass for a prediction.
@@ -194,13 +191,12 @@ def class_scores(log_probs: Any, y: Any) -> dict[str, Any]:
 def target_scores(y: Any, mean: Any, cdf: Any, levels: Sequence[float]) -> dict[str, Any]:
     """Return the squared error of each row and whether the central interval of each level covers it, (batch,) each.
 
-    A row is covered by the interval of 90 % when 0.05 ≤ F(y) ≤ 0.95 with F the predictive distribution function: the
-    same as y lying between its 5 % and 95 % quantiles, without finding them.
+    The interval of 90 % covers a row when 0.05 ≤ F(y) ≤ 0.95: the same as y between its 5 % and 95 % quantiles.
 
     Args:
-        y: (batch,), targets; an array of JAX or NumPy.
-        mean: (batch,), of the predictive mixture.
-        cdf: (batch,), F(y).
+        y: (batch,), targets; an array of JAX or NumPy, as are the next two.
+        mean: Of the predictive mixture.
+        cdf: F(y), of its distribution function.
     """
     cdf = cdf.astype(np.float32)  # in which an evaluation computes it, so that NumPy rounds the ends in the same way
     covered = {
@@ -233,15 +229,7 @@ def tally_classification(log_probs: Array, y: Array, mask: Array) -> Tally:
 
 
 def tally_regression(mean: Array, sd: Array, log_weights: Array, y: Array, mask: Array) -> RegressionTally:
-    """Return the sums over the rows under the mask, for the mixture p(y) = Σ_s w_s N(y; mean_s, sd_s²).
-
-    Args:
-        mean: (samples, batch).
-        sd: (samples, batch), positive.
-        log_weights: (samples, batch); each column log-sums to 0.
-        y: (batch,), targets.
-        mask: (batch,), which rows are examples.
-    """
+    """Return the sums over the rows under the mask (batch,), for targets y (batch,) and Σ_s w_s N(mean_s, sd_s²)."""
     mask = mask.astype(bool)
     cdf = mixture_cdf(y, mean, sd, log_weights)
     centre, spread = mixture_mean_and_sd(mean, sd, log_weights)
@@ -358,19 +346,13 @@ def summarise(tallies: Tally | RegressionTally) -> Scores | RegressionScores | N
 
 
 def curve_of(sums: np.ndarray) -> np.ndarray:
-    """Return examples, mean confidence and accuracy (bins, 3) from sums of 1, confidence and correct ones.
-
-    The last two are NaN in an empty bin.
-    """
+    """Return examples, mean confidence and accuracy (bins, 3), NaN in an empty bin, from sums of the three."""
     count = sums[:, :1]
     return np.concatenate([count, _ratio(sums[:, 1:], count)], axis=1)
 
 
 def calibration_errors(reliability: np.ndarray) -> tuple[float, float]:
-    """ECE and MCE of a curve (bins, 3): Σ_b n_b |confidence_b − accuracy_b| / n and the largest of the differences.
-
-    NaN for a curve of no examples.
-    """
+    """Return ECE and MCE of a curve (bins, 3): Σ_b n_b |gap_b| / n and the largest |gap_b|; NaN without examples."""
     count, confidence, accuracy = reliability[reliability[:, 0] > 0].T
     if not len(count):
         return math.nan, math.nan
@@ -386,10 +368,6 @@ def spread_over(values: np.ndarray, *, higher_is_better: bool) -> Spread:
         else:
             worst, p10 = values.max(), np.percentile(values, 90)
     return Spread(mean=float(values.mean()), worst=float(worst), p10=float(p10))
-
-
-def _namespace(array: Any) -> Any:
-    return jnp if isinstance(array, Array) else np
 
 
 def _sum_under(mask: Array) -> Callable[[Array], Array]:

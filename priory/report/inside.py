@@ -9,7 +9,7 @@ from priory.report.markup import figures as drawn
 from priory.report.numbers import Group
 from priory.report.records import Record
 from priory.report.sections import Section
-from priory.report.tables import value_at
+from priory.report.tables import byte_count, value_at
 from priory.report.vega import finite
 from priory.stats import Estimate, estimate
 
@@ -119,9 +119,8 @@ def cost(groups: Sequence[Group]) -> Section:
         sent, records = group.first.summary["communication"], group.records
         spent = [_mean(records, f"seconds.{name}") for name in ("train", "evaluate", "compile")]
         memory = _mean(records, "peak_rss_bytes")
-        traffic = [POOLED if sent[name] is None else _bytes(sent[name]) for name in ("down_bytes", "up_bytes")]
-        peak = _bytes(memory.value) if memory.value is not None else "–"
-        rows.append([group.label, group.first.summary["rounds"], *traffic, *spent, peak])
+        traffic = [POOLED if sent[name] is None else byte_count(sent[name]) for name in ("down_bytes", "up_bytes")]
+        rows.append([group.label, group.first.summary["rounds"], *traffic, *spent, byte_count(memory.value)])
     header = ["run", "rounds", "down", "up", "training s", "evaluation s", "compilation s", "peak memory"]
     text = "Seconds are of this machine and in simulation, and none of a network; several seeds give their mean."
     made = table(header, rows, "Down and up are bytes for each client and round")
@@ -148,10 +147,3 @@ def _mean(records: Sequence[Record], name: str) -> Estimate:
 
 def _plain(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"

@@ -8,7 +8,7 @@ from typing import Any
 
 from priory.core.errors import UsageError
 from priory.report.records import Record
-from priory.report.tables import PARTS, value_at
+from priory.report.tables import PARTS, is_regression, value_at
 from priory.stats import Estimate, estimate, paired
 
 MOST_WORDS = 3  # settings that a label names
@@ -43,16 +43,11 @@ def group(records: Sequence[Record]) -> list[Group]:
                     "more than the other; name one of them."
                 )
         alike.append(record)
-    kinds = {is_regression([record]): record.path for record in records if _has_scores(record)}
+    kinds = {is_regression([record.summary]): record.path for record in records if _has_scores(record)}
     if len(kinds) > 1:
         raise UsageError(f"{kinds[False]} predicts classes and {kinds[True]} a number; write a report for each.")
     rows = [tuple(sorted(alike, key=lambda record: record.seed)) for alike in found.values()]
     return [Group(label, alike) for label, alike in zip(_labels(rows), rows, strict=True)]
-
-
-def is_regression(records: Sequence[Record]) -> bool:
-    """Whether the runs predict a number."""
-    return any("rmse" in (record.summary.get(part) or {}) for record in records for part in PARTS)
 
 
 def score(of: Group, part: str, name: str) -> Estimate:

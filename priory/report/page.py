@@ -15,8 +15,9 @@ from priory.report.inside import cost, inside, settings
 from priory.report.markup import Html, element, embedded, note, script
 from priory.report.measure import foreign, measured
 from priory.report.newcomers import certificates
-from priory.report.numbers import Group, group, is_regression
+from priory.report.numbers import Group, group
 from priory.report.sections import Section, calibration, convergence, doubt, headline
+from priory.report.tables import is_regression
 
 # Nothing may be loaded, whatever the page holds; Vega compiles its expressions, hence 'unsafe-eval'.
 POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -79,7 +80,7 @@ def check_drawing() -> None:
 
 def render(groups: Sequence[Group], notices: Sequence[str] = ()) -> str:
     """The HTML of a report."""
-    regression = is_regression([record for one in groups for record in one.records])
+    regression = is_regression([record.summary for one in groups for record in one.records])
     sections = [
         headline(groups, regression),
         convergence(groups, regression),

@@ -10,7 +10,7 @@ from priory.report import figures, rounds
 from priory.report.markup import Html, join, note, table
 from priory.report.markup import figures as drawn
 from priory.report.numbers import Group, difference, score
-from priory.report.tables import CLASS_COLUMNS, PARTS, REGRESSION_COLUMNS, SPREAD_COLUMNS, run_lines
+from priory.report.tables import PARTS, run_lines, score_columns
 from priory.report.vega import Figure
 from priory.stats import Estimate
 from priory.uncertainty import Metric
@@ -57,8 +57,7 @@ class Section:
 
 def headline(groups: Sequence[Group], regression: bool) -> Section:
     """The scores of all runs, with standard errors and, over seeds, the paired differences to the first."""
-    columns = (REGRESSION_COLUMNS if regression else CLASS_COLUMNS) | SPREAD_COLUMNS
-    columns |= {"clients.p10": "90th percentile" if regression else "10th percentile"}
+    columns = score_columns(regression)
     parts = [(group, part) for group in groups for part in PARTS if group.first.summary.get(part)]
     header = ["run", "model", *columns.values()]
     rows = [[group.label, PARTS[part], *(score(group, part, name) for name in columns)] for group, part in parts]

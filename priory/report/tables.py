@@ -93,9 +93,7 @@ def score_line(line: dict[str, Any], short: bool = False) -> str:
 
 def run_table(summary: dict[str, Any]) -> Table:
     """The scores of a run, a row each for personal models, the global one and the ways in of newcomers."""
-    regression = _is_regression([summary])
-    columns = (REGRESSION_COLUMNS if regression else CLASS_COLUMNS) | SPREAD_COLUMNS
-    columns |= {"clients.p10": "90th percentile" if regression else "10th percentile"}
+    columns = score_columns(is_regression([summary]))
     table = plain_table("", *columns.values())
     for part, name_of_part in PARTS.items():
         if summary.get(part):
@@ -130,7 +128,7 @@ def run_lines(summary: dict[str, Any]) -> list[str]:
     if sent["down_bytes"] is None:
         lines.append("all data in one place, so no model travels")
     else:
-        down, up = _bytes(sent["down_bytes"]), _bytes(sent["up_bytes"])
+        down, up = byte_count(sent["down_bytes"]), byte_count(sent["up_bytes"])
         lines.append(f"{down} down and {up} up per client and round")
     lines.append(", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
     scored = [summary[part] for part in PARTS if summary.get(part)]
@@ -176,7 +174,7 @@ def compare(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     errors are standard errors of the mean over seeds, None for a single one.
     """
     first = next(iter(runs.values()))
-    names = REGRESSION_COMPARED if _is_regression(first) else CLASS_COMPARED
+    names = REGRESSION_COMPARED if is_regression(first) else CLASS_COMPARED
     names = {name: names[name] for name in names if name not in OPTIONAL or any(s.get("newcomers") for s in first)}
     records = []
     for label, summaries in runs.items():
@@ -215,8 +213,8 @@ def comparison_tables(records: list[dict[str, Any]], num_seeds: int, width: int 
         label = record["label"].replace(":", ":\n").replace(",", "\n")
         label += f"\n({REFERENCE})" if sent["down_bytes"] is None else ""
         spent = [
-            _bytes(sent["down_bytes"]),
-            _bytes(sent["up_bytes"]),
+            byte_count(sent["down_bytes"]),
+            byte_count(sent["up_bytes"]),
             f"{seconds['train'] + seconds['evaluate']:.1f}",
             f"{seconds['compile']:.1f}",
         ]
@@ -291,9 +289,15 @@ def plain_table(first: str, *others: str, left: Container[str] = ()) -> Table:
     return table
 
 
-def _is_regression(summaries: list[dict[str, Any]]) -> bool:
-    scored = [s[part] for s in summaries for part in PARTS if s.get(part)]
-    return bool(scored) and "rmse" in scored[0]
+def is_regression(summaries: Iterable[dict[str, Any]]) -> bool:
+    """Return whether the runs of these summaries predict a number."""
+    return any("rmse" in (summary.get(part) or {}) for summary in summaries for part in PARTS)
+
+
+def score_columns(regression: bool) -> dict[str, str]:
+    """Return the headings of the scores of a run by their dotted names."""
+    columns = (REGRESSION_COLUMNS if regression else CLASS_COLUMNS) | SPREAD_COLUMNS
+    return columns | {"clients.p10": "90th percentile" if regression else "10th percentile"}
 
 
 def _with_error(score: dict[str, Any], between: str, signed: bool = False) -> str:
@@ -309,10 +313,11 @@ def _number(value: float | None) -> str:
     return f"{value:.3f}" if abs(value) < 1000 else f"{value:.3g}"
 
 
-def _bytes(count: int | None) -> str:
+def byte_count(count: float | None) -> str:
+    """Return a number of bytes in the largest unit that it fills; a dash where it is not known."""
     if count is None:
         return "–"
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
-    return f"{count} B"
+    return f"{count:.0f} B"

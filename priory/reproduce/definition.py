@@ -192,14 +192,11 @@ def parse(name: str, table: Table, quick: Table | None = None, seeds: int | None
         directory=("quick/" if quick else "") + str(table.get("cells", name)),
         reduced=" ".join(str(table.get("reduced", "")).split()),
         notes=tuple(" ".join(str(one).split()) for one in table.get("notes", ())),
-        measure=table.get("measure"),
         measured_on=tuple(table.get("measured_on", ())),
         is_comparable=table.get("comparable", True),
-        data=table.get("data", {}),
-        run=table.get("run", {}),
-        method=table.get("method", {}),
         is_quick=quick is not None,
         has_quick="quick" in table,
+        **_given(table, "measure", "data", "run", "method"),
     )
 
 
@@ -219,15 +216,15 @@ def _row(table: Table) -> Row:
         label=str(table.get("label", table["key"])),
         method=table["method"],
         cells=str(table.get("of", table["key"])),
-        columns=table.get("columns", {}),
         settings=table.get("set", {}),
-        shared=table.get("shared", True),
-        data=table.get("data", {}),
-        run=table.get("run", {}),
-        seeds=table.get("seeds"),
-        seconds=table.get("seconds"),
         published=published,
+        **_given(table, "columns", "shared", "data", "run", "seeds", "seconds"),
     )
+
+
+def _given(table: Table, *names: str) -> Table:
+    """Return those entries that are in the table; the others have their defaults."""
+    return {name: table[name] for name in names if name in table}
 
 
 def _published(value: Any) -> tuple[float, float | None]:
