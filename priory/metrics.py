@@ -30,8 +30,7 @@ from jax.scipy.stats import norm
 from priory.core.struct import struct
 
 NUM_BINS = 15
-# Between the bins of confidence, as XLA rounds i/15: it multiplies by the reciprocal.
-EDGES = np.arange(1, NUM_BINS, dtype=np.float32) * (np.float32(1) / np.float32(NUM_BINS))
+EDGES = np.arange(1, NUM_BINS, dtype=np.float32) * (np.float32(1) / np.float32(NUM_BINS))  # i/15 as XLA rounds it
 HALVINGS = 40  # of the bracket of a quantile; single precision is reached before
 SCORES = {"correct": "accuracy", "covered": "coverage_90", "squared_error": "rmse"}  # names of scores by their sums
 CURVE = ("count", "confidence", "accuracy")  # the columns of `Scores.reliability`
@@ -191,7 +190,7 @@ def class_scores(log_probs: Any, y: Any) -> dict[str, Any]:
 def target_scores(y: Any, mean: Any, cdf: Any, levels: Sequence[float]) -> dict[str, Any]:
     """Return the squared error of each row and whether the central interval of each level covers it, (batch,) each.
 
-    The interval of 90 % covers a row when 0.05 ≤ F(y) ≤ 0.95: the same as y between its 5 % and 95 % quantiles.
+    The interval of 90 % covers a row when 0.05 ≤ F(y) ≤ 0.95.
 
     Args:
         y: (batch,), targets; an array of JAX or NumPy, as are the next two.
@@ -216,11 +215,11 @@ def tally_classification(log_probs: Array, y: Array, mask: Array) -> Tally:
     """Return the sums over the rows under the mask (batch,); the other arguments are those of `class_scores`."""
     mask = mask.astype(bool)
     scores, kept = class_scores(log_probs, y), _sum_under(mask)
-    confidence, right = scores["confidence"], scores["accuracy"]
-    per_bin = jnp.stack([jnp.ones_like(confidence), confidence, right], axis=-1)
+    confidence, one = scores["confidence"], jnp.ones_like(scores["confidence"])
+    per_bin = jnp.stack([one, confidence, scores["accuracy"]], axis=-1)
     return Tally(
-        count=kept(jnp.ones_like(confidence)),
-        correct=kept(right),
+        count=kept(one),
+        correct=kept(scores["accuracy"]),
         nll=kept(scores["nll"]),
         brier=kept(scores["brier"]),
         uncertainty=kept(entropy(log_probs)),
@@ -259,7 +258,7 @@ class Spread:
 
     def to_json(self) -> dict[str, float | None]:
         """The three numbers by name; what is not finite becomes None."""
-        return {"mean": finite_or_none(self.mean), "worst": finite_or_none(self.worst), "p10": finite_or_none(self.p10)}
+        return {name: finite_or_none(value) for name, value in vars(self).items()}
 
 
 class _Plain:
@@ -338,7 +337,7 @@ def summarise(tallies: Tally | RegressionTally) -> Scores | RegressionScores | N
         reliability = curve_of(host.bins.sum(axis=0))
         ece, mce = calibration_errors(reliability)
         clients = spread_over(per_client["accuracy"][host.count > 0], higher_is_better=True)
-        per_client["count"] = host.count
+        per_client |= {"count": host.count}
         return Scores(ece=ece, mce=mce, clients=clients, per_client=per_client, reliability=reliability, **pooled)
     per_client["rmse"], pooled["rmse"] = np.sqrt(per_client["rmse"]), math.sqrt(pooled["rmse"])
     clients = spread_over(per_client["rmse"][host.count > 0], higher_is_better=False)
@@ -385,7 +384,7 @@ def finite_or_none(value: float) -> float | None:
 
 
 def from_json(pooled: dict[str, Any], per_client: dict[str, list[float | None]]) -> Scores | RegressionScores:
-    """The scores that `to_json` wrote; null becomes NaN again, and so does what an older version did not write."""
+    """Return the scores that `to_json` wrote; null, and what an older version did not write, becomes NaN."""
 
     def number(value: float | None) -> float:
         return math.nan if value is None else value
@@ -393,8 +392,8 @@ def from_json(pooled: dict[str, Any], per_client: dict[str, list[float | None]])
     clients = Spread(**{name: number(value) for name, value in pooled["clients"].items()})
     columns = {name: np.array([number(v) for v in vs]) for name, vs in per_client.items() if name != "client"}
     columns.setdefault("uncertainty", np.full(max(map(len, columns.values()), default=0), math.nan))
+    pooled = {"uncertainty": None, **pooled}
     rest = {name: number(value) for name, value in pooled.items() if name not in ("clients", "reliability")}
-    rest.setdefault("uncertainty", math.nan)
     if "accuracy" not in pooled:
         return RegressionScores(**rest, clients=clients, per_client=columns)
     curve = pooled.get("reliability", dict.fromkeys(CURVE, [None] * NUM_BINS))
