@@ -49,11 +49,7 @@ def audit(argv: Sequence[str]) -> int:
     lines = [f"claim   epsilon {found.claim:.4g} ({found.mode}, {told_of})"]
     if abs(found.audited - found.claim) > 1e-3 * found.claim:
         lines.append(f"        epsilon {found.audited:.4g} by the same accounting with the canaries among the clients")
-    lines += [
-        f"bound   epsilon {found.bound:.4g} at least, with 95 % confidence ({guessed})",
-        verdict(found),
-        MEANING,
-    ]
+    lines += [f"bound   epsilon {found.bound:.4g} at least, with 95 % confidence ({guessed})", verdict(found), MEANING]
     for line in lines:
         report.say(line)
     return REFUTED if found.refuted else 0

@@ -6,20 +6,7 @@ from typing import Any
 import numpy as np
 
 from priory.report.numbers import Group
-from priory.report.vega import (
-    DIAGONAL,
-    Cues,
-    Figure,
-    Layer,
-    Row,
-    axis,
-    ending,
-    figure,
-    finite,
-    number,
-    rule,
-    tooltip,
-)
+from priory.report.vega import DIAGONAL, Cues, Figure, Layer, Row, axis, ending, figure, finite, number, rule, tooltip
 
 CURVES = {
     "pooled": "all clients together",
@@ -231,9 +218,9 @@ def rejection(groups: Sequence[Group]) -> list[Figure]:
 def mixing(groups: Sequence[Group]) -> list[Figure]:
     """R-hat and effective sample size of every client's random effects, of methods that have chains."""
     rows: list[Row] = []
-    some = [group for group in groups if group.first.mixing is not None]
+    some = [group for group in groups if group.first.effects is not None]
     for group in some:
-        found = group.first.mixing
+        found = group.first.effects
         assert found is not None
         for k, client in enumerate(found.clients):
             for i, effect in enumerate(found.names):
@@ -263,10 +250,8 @@ def _thinned(rows: list[Row], name: str) -> tuple[list[Row], str]:
 
 
 def _personal(group: Group, name: str) -> Any:
-    """A table of the personal models' uncertainty; an empty one where there is none."""
-    found = group.first.uncertainty
-    part = None if found is None else found.parts.get("personal")
-    return getattr(part, name, {}) if part is not None else {}
+    """Return a table of the personal models' uncertainty; an empty one where there is none."""
+    return getattr(group.personal, name, {})
 
 
 def _cues(groups: Sequence[Group]) -> Cues:

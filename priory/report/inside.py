@@ -80,7 +80,7 @@ def _privacy(group: Group) -> list[Html]:
 
 
 def _chains(group: Group) -> list[Html]:
-    found, missing = group.first.mixing, group.first.missing
+    found, missing = group.first.effects, group.first.missing
     if found is None:
         # Without uncertainty either, the sections above have said it.
         is_said = missing is None or group.first.uncertainty is None

@@ -12,7 +12,7 @@ from priory.data import arrays, tables
 from priory.effects import num_coordinates
 from priory.engine import Run, load
 from priory.fed import capabilities
-from priory.report.records import Mixing, Record
+from priory.report.records import Record
 
 MOST_EFFECTS = 1000  # random effects of a client whose chains are looked at
 
@@ -81,6 +81,4 @@ def _judged(record: Record, run: Run) -> Record:
         return dataclasses.replace(record, missing=text)
     with warnings.catch_warnings():  # the page says it
         warnings.simplefilter("ignore", capabilities.AdviceWarning)
-        found = run.effects()
-    mixing = Mixing(found.clients, found.names, found.rhat, found.ess, found.warning)
-    return dataclasses.replace(record, mixing=mixing)
+        return dataclasses.replace(record, effects=run.effects())

@@ -30,6 +30,12 @@ class Group:
         """The run that figures of single clients show."""
         return self.records[0]
 
+    @property
+    def personal(self) -> Any:
+        """The uncertainty of the personal models; None where it was not measured."""
+        found = self.first.uncertainty
+        return None if found is None else found.parts.get("personal")
+
 
 def group(records: Sequence[Record]) -> list[Group]:
     """The records by what they share, in the order of their first; raises `UsageError` if they do not go together."""

@@ -12,29 +12,12 @@ from priory.certificate import Certificate
 from priory.core.errors import UsageError
 from priory.core.reading import read_bytes
 from priory.core.sealed import unsealed
+from priory.effects import Effects
 from priory.report.tables import PARTS
 from priory.store import ARCHITECTURES, CERTIFICATES, UNCERTAINTY, RunDirectory
 from priory.uncertainty import Uncertainty
 
 SCORES = ("accuracy", "nll", "ece", "brier", "rmse", "coverage_90")
-
-
-@dataclass(frozen=True, eq=False)
-class Mixing:
-    """Whether the chains of a mixed-effects run mixed, a number for each client and random effect.
-
-    Attributes:
-        clients: Names, as in `priory.effects.Effects`.
-        names: Of the random effects.
-        rhat: (clients, effects), as is `ess`.
-        warning: A sentence on chains that did not, None if all did.
-    """
-
-    clients: tuple[str, ...]
-    names: tuple[str, ...]
-    rhat: Any
-    ess: Any
-    warning: str | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +34,7 @@ class Record:
         uncertainty: What the models do not know; None where it was not measured.
         missing: Why it was not, or the chains were not looked at, and what to do.
         architectures: Scores by model, where clients have several.
-        mixing: Of its chains, where the method has any.
+        effects: Random effects with R-hat and effective sample size, where the method has chains.
         certificates: Bounds on the error of newcomers, by name, where they were asked for.
     """
 
@@ -64,7 +47,7 @@ class Record:
     uncertainty: Uncertainty | None = None
     missing: str | None = None
     architectures: dict[str, dict[str, float | None]] | None = None
-    mixing: Mixing | None = None
+    effects: Effects | None = None
     certificates: dict[str, Certificate] = field(default_factory=dict)
 
     @property

@@ -139,7 +139,7 @@ def _conformal(groups: Sequence[Group], regression: bool) -> Html:
     rows: list[list[Any]] = []
     said: dict[str, None] = {}
     for group in groups:
-        part: Any = _personal(group)
+        part: Any = group.personal
         if part is None:
             continue
         sets = part.intervals if regression else part.sets
@@ -184,7 +184,7 @@ def doubt(groups: Sequence[Group], regression: bool) -> Section:
         unit = "standard deviations of y" if regression else "nats"
         caption = f"Uncertainty of the personal models on test rows, in {unit}, ± bootstrap standard error"
         pieces.append(table(["run", *(name.replace("_", " ") for name in names)], rows, caption))
-    silent = [group.label for group, figure in zip(groups, found, strict=True) if figure is None and _personal(group)]
+    silent = [group.label for group, figure in zip(groups, found, strict=True) if figure is None and group.personal]
     if silent:
         text = f"{', '.join(silent)}: every input has an epistemic part of 0. That is not certainty: a model without "
         pieces.append(note(text + "several draws does not say."))
@@ -235,12 +235,7 @@ def missing(groups: Sequence[Group]) -> list[Html]:
 
 
 def _pooled(groups: Sequence[Group]) -> list[tuple[str, dict[str, Metric]]]:
-    return [(group.label, part.pooled) for group in groups if (part := _personal(group)) is not None]
-
-
-def _personal(group: Group) -> Any:
-    found = group.first.uncertainty
-    return None if found is None else found.parts.get("personal")
+    return [(group.label, part.pooled) for group in groups if (part := group.personal) is not None]
 
 
 def _metric(one: Metric | None) -> Estimate:

@@ -26,23 +26,6 @@ PARTS = {
 CLASS_COLUMNS = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "brier": "Brier"}
 REGRESSION_COLUMNS = {"rmse": "RMSE", "nll": "NLL", "coverage_90": "coverage of 90 %"}
 SPREAD_COLUMNS = {"clients.mean": "client mean", "clients.worst": "worst client"}
-CLASS_COMPARED = {
-    "personal.accuracy": "personal accuracy",
-    "global.accuracy": "global accuracy",
-    "personal.nll": "NLL",
-    "personal.ece": "ECE",
-    "personal.clients.worst": "worst client",
-    "newcomers.accuracy": "newcomers",
-}
-REGRESSION_COMPARED = {
-    "personal.rmse": "personal RMSE",
-    "global.rmse": "global RMSE",
-    "personal.nll": "NLL",
-    "personal.coverage_90": "coverage of 90 %",
-    "personal.clients.worst": "worst client",
-    "newcomers.rmse": "newcomers",
-}
-OPTIONAL = ("newcomers.accuracy", "newcomers.rmse")  # compared where clients were held out
 MOST_COLUMNS = 9  # of numbers next to each other in 100 columns
 REFERENCE = "reference"  # marks a method that is not federated, since it needs all data in one place
 
@@ -167,6 +150,15 @@ def _privacy_lines(told: dict[str, Any], rounds: int) -> list[str]:
     return lines
 
 
+def compared_columns(regression: bool, newcomers: bool) -> dict[str, str]:
+    """Return the headings of what is compared by their dotted names."""
+    name, title = ("rmse", "RMSE") if regression else ("accuracy", "accuracy")
+    other = {"personal.coverage_90": "coverage of 90 %"} if regression else {"personal.ece": "ECE"}
+    columns = {f"personal.{name}": f"personal {title}", f"global.{name}": f"global {title}", "personal.nll": "NLL"}
+    columns |= other | {"personal.clients.worst": "worst client"}
+    return columns | {f"newcomers.{name}": "newcomers"} if newcomers else columns
+
+
 def compare(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The record of each method from its summaries, in the same order of seeds: means, errors, paired differences.
 
@@ -174,8 +166,7 @@ def compare(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     errors are standard errors of the mean over seeds, None for a single one.
     """
     first = next(iter(runs.values()))
-    names = REGRESSION_COMPARED if is_regression(first) else CLASS_COMPARED
-    names = {name: names[name] for name in names if name not in OPTIONAL or any(s.get("newcomers") for s in first)}
+    names = compared_columns(is_regression(first), any(summary.get("newcomers") for summary in first))
     records = []
     for label, summaries in runs.items():
         scores = {}
@@ -201,8 +192,8 @@ def comparison_tables(records: list[dict[str, Any]], num_seeds: int, width: int 
     Where `width` is below 100 columns, or newcomers have a column, bytes and seconds get a table of their own, so that
     no number is cut.
     """
-    names = REGRESSION_COMPARED if "personal.rmse" in records[0]["scores"] else CLASS_COMPARED
-    names = {name: names[name] for name in names if name in records[0]["scores"]}
+    scores = records[0]["scores"]
+    names = compared_columns("personal.rmse" in scores, any(name.startswith("newcomers.") for name in scores))
     costs = ("bytes down", "bytes up", "run s", "compile s")
     tables = [plain_table("method", *names.values(), *costs)]
     if width < PLAIN_WIDTH or len(names) + len(costs) > MOST_COLUMNS:

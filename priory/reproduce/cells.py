@@ -126,10 +126,7 @@ class Cell:
         check(self.method, federation, **dataclasses.asdict(self.settings))
 
     def run(
-        self,
-        federations: Federations,
-        listener: Listener | None = None,
-        stop: Callable[[], bool] = lambda: False,
+        self, federations: Federations, listener: Listener | None = None, stop: Callable[[], bool] = lambda: False
     ) -> dict[str, Any] | None:
         """What the run ended with, written to its file; None if it was stopped, and then it goes on from there."""
         federation, place = federations(self.data), self.path.parent / RUNNING / self.path.stem

@@ -135,13 +135,7 @@ def _init(task: Task, methods: Any, roots: Key) -> Any:
 
 @partial(jax.jit, static_argnames="plan", donate_argnames="state", compiler_options=SCHEDULING)
 def _run_trials(
-    inputs: RoundInputs,
-    methods: Any,
-    roots: Key,
-    span: tuple[Array, Array],
-    state: tuple[Any, Record],
-    *,
-    plan: Plan,
+    inputs: RoundInputs, methods: Any, roots: Key, span: tuple[Array, Array], state: tuple[Any, Record], *, plan: Plan
 ) -> tuple[Any, Record]:
     """Return servers and records of all trials after the rounds of the span, whose end is not included."""
 

@@ -10,13 +10,7 @@ from priory.uncertainty import conformal
 from priory.uncertainty.answers import Answers, Examples
 from priory.uncertainty.bootstrap import Units, bootstrap, units_of
 from priory.uncertainty.parts import by_client, by_size, client_table, covered, histogram, mean_figures, spread_of
-from priory.uncertainty.scores import (
-    Binned,
-    Order,
-    brier_parts,
-    classwise_ece,
-    equal_mass_bins,
-)
+from priory.uncertainty.scores import Binned, Order, brier_parts, classwise_ece, equal_mass_bins
 from priory.uncertainty.tables import ClassPart, Curve, Metric, Rejection, Sets
 
 KEPT = np.arange(20, 0, -1) / 20
