@@ -97,8 +97,7 @@ class Cell:
         directory = RunDirectory(self.path)
         if not (self.path / "manifest.toml").exists():
             return None
-        asked = manifest.describe(self.method, self.data, self.settings)
-        asked |= {"environment": {"data_checksum": self.data.checksum}}
+        asked = manifest.identity(self.method, self.data, self.settings)
         manifest.check_same(asked, directory.manifest(), self.path, "run")
         return directory.summary()
 

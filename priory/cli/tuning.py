@@ -29,7 +29,6 @@ from priory.cli.run import (
 from priory.core.errors import UsageError
 from priory.core.files import check_writable, write_atomically
 from priory.core.sealed import sealed, sealed_lines
-from priory.data import Federation
 from priory.engine import Settings, manifest
 from priory.engine.grid import Control
 from priory.fed import schedule
@@ -164,9 +163,11 @@ def _tune(method: Method, axes: list[Axis], chosen: DataFlags, settings: Setting
     data = chosen.federation()
     by = _criterion(output.by, method, name, data.num_classes is None)
     # The best setting is to be trained on the validation rows too.
-    final = _table(method, schedule.put(chosen, ("partition", "validation"), 0.0).federation(told=False), settings)
+    final = manifest.identity(
+        method, schedule.put(chosen, ("partition", "validation"), 0.0).federation(told=False), settings
+    )
     grid = {axis.name: [str(value) for value in axis.values] for axis in axes}
-    asked = {**_table(method, data, settings), "tuning": {"over": grid, "seeds": output.seeds, "by": by}}
+    asked = {**manifest.identity(method, data, settings), "tuning": {"over": grid, "seeds": output.seeds, "by": by}}
     kept = _kept(output.out, Path("runs") / f"tune-{name}-{Path(data.name).stem}", asked)
     directory, failures = kept.path.parent, Failures()
     check_writable(directory)
@@ -204,11 +205,6 @@ def _tune(method: Method, axes: list[Axis], chosen: DataFlags, settings: Setting
         warnings.warn(f"Training diverged with every setting: no {by} is finite; try lower step sizes.", stacklevel=2)
         return DIVERGED
     return 0
-
-
-def _table(method: Method, data: Federation, settings: Settings) -> dict[str, Any]:
-    """The manifest of a method on a federation."""
-    return {**manifest.describe(method, data, settings), "environment": {"data_checksum": data.checksum}}
 
 
 def _kept(out: str | None, usual: Path, asked: dict[str, Any]) -> TrialDirectory:

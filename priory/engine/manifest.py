@@ -56,6 +56,11 @@ def describe(method: Method, federation: Federation, chosen: Settings, has_model
     }
 
 
+def identity(method: Method, federation: Federation, chosen: Settings) -> dict[str, Any]:
+    """Return the tables of a manifest that tell one run from another: `describe` and the checksum of the data."""
+    return {**describe(method, federation, chosen), "environment": {"data_checksum": federation.checksum}}
+
+
 def check_same(asked: dict[str, Any], there: dict[str, Any], path: Path, kind: str) -> None:
     """Raise if a directory with the manifest `there` holds another run, or whatever `kind`, than is asked for.
 
