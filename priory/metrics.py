@@ -229,10 +229,9 @@ def tally_classification(log_probs: Array, y: Array, mask: Array) -> Tally:
 
 def tally_regression(mean: Array, sd: Array, log_weights: Array, y: Array, mask: Array) -> RegressionTally:
     """Return the sums over the rows under the mask (batch,), for targets y (batch,) and Σ_s w_s N(mean_s, sd_s²)."""
-    mask = mask.astype(bool)
     cdf = mixture_cdf(y, mean, sd, log_weights)
     centre, spread = mixture_mean_and_sd(mean, sd, log_weights)
-    scores, kept = target_scores(y, centre, cdf, (0.9,)), _sum_under(mask)
+    scores, kept = target_scores(y, centre, cdf, (0.9,)), _sum_under(mask.astype(bool))
     return RegressionTally(
         count=kept(jnp.ones_like(cdf)),
         squared_error=kept(scores["squared_error"]),

@@ -147,21 +147,11 @@ def _conformal(groups: Sequence[Group], regression: bool) -> Html:
             said[part.intervals_missing if regression else part.sets_missing] = None
             continue
         said[f"Assumed: {sets.assumption}"] = None
-        reached = _metric(sets.coverage)
-        rows.append(
-            [
-                group.label,
-                sets.level,
-                reached,
-                _verdict(reached, sets.level),
-                _metric(sets.width if regression else sets.size),
-                sets.calibration,
-                sets.without,
-                sets.too_few,
-            ]
-        )
-    kind, size = ("intervals", "mean width") if regression else ("sets", "mean classes in a set")
-    header = ["run", "asked", "reached", "verdict", size, "validation rows", "clients without", "clients with too few"]
+        reached, size = _metric(sets.coverage), _metric(sets.width if regression else sets.size)
+        counts = (sets.calibration, sets.without, sets.too_few)
+        rows.append([group.label, sets.level, reached, _verdict(reached, sets.level), size, *counts])
+    kind, unit = ("intervals", "mean width") if regression else ("sets", "mean classes in a set")
+    header = ["run", "asked", "reached", "verdict", unit, "validation rows", "clients without", "clients with too few"]
     made = [table(header, rows, f"Conformal prediction {kind}, calibrated on each client's validation rows")]
     return join([*(made if rows else []), *(note(text) for text in said if text)])
 

@@ -93,10 +93,8 @@ class Cell:
     def command(self) -> str:
         """The command that makes the run again."""
         given: dict[str, Any] = {"data_seed" if name == "seed" else name: value for name, value in self.data.items()}
-        default = Settings()
-        for name, value in dataclasses.asdict(self.settings).items():
-            if value != getattr(default, name):
-                given[name] = value
+        usual = dataclasses.asdict(Settings())
+        given |= {name: value for name, value in dataclasses.asdict(self.settings).items() if value != usual[name]}
         words = ["priory", "run", self.row.method, *_flags(_changed(self.method)), *_flags(given)]
         return shlex.join(words)
 
@@ -179,15 +177,13 @@ class Cell:
 
 def cells_of(definition: Definition, out: Path) -> list[Cell]:
     """The cells of a table, seed by seed within a block, so that methods are paired early."""
-    return list(_cells(definition, out))
-
-
-def _cells(definition: Definition, out: Path) -> Iterator[Cell]:
-    for block in definition.blocks:
-        for seed in range(block.seeds):
-            for row in definition.rows:
-                if row.key in block.rows and (row.seeds is None or seed < row.seeds):
-                    yield Cell(definition, block, row, seed, out)
+    return [
+        Cell(definition, block, row, seed, out)
+        for block in definition.blocks
+        for seed in range(block.seeds)
+        for row in definition.rows
+        if row.key in block.rows and (row.seeds is None or seed < row.seeds)
+    ]
 
 
 def _method(name: str, flat: dict[str, Any]) -> Any:

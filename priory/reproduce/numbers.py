@@ -130,13 +130,12 @@ class Part:
 
     def differences(self) -> list[tuple[str, str, dict[str, Entry]]]:
         """Every later row less every earlier one, paired by seed."""
-        found = []
-        keys = list(self.rows)
-        for place, own in enumerate(keys):
-            for other in keys[:place]:
-                mine, theirs = self.rows[own][1], self.rows[other][1]
-                found.append((own, other, {c.heading: _less(mine[c.heading], theirs[c.heading]) for c in self.columns}))
-        return found
+        entries = {key: own for key, (_, own) in self.rows.items()}
+        return [
+            (own, other, {name: _less(entries[own][name], entries[other][name]) for name in entries[own]})
+            for place, own in enumerate(entries)
+            for other in list(entries)[:place]
+        ]
 
 
 @dataclass(frozen=True)

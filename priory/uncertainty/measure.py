@@ -48,12 +48,11 @@ def measure(
     is_classes = isinstance(parts["personal"].test.rows, ClassRows)
     doubts = {name: _doubts(answers.test) for name, answers in parts.items()}
     foreign = parts["personal"].foreign
+    every = [*doubts.values(), *([] if foreign is None else [(foreign[:, 0], foreign[:, 1])])]
     # The same edges everywhere, so that histograms can be laid over one another.
     most = math.log(max(len(classes), 2)) if is_classes else 1.0
-    given = [] if foreign is None else [foreign[:, 0]]
-    top_both = most if is_classes else top_of([both for both, _ in doubts.values()] + given, most)
-    given = [] if foreign is None else [foreign[:, 1]]
-    top_epistemic = top_of([epistemic for _, epistemic in doubts.values()] + given, most)
+    top_both = most if is_classes else top_of([both for both, _ in every], most)
+    top_epistemic = top_of([epistemic for _, epistemic in every], most)
     make = class_part if is_classes else target_part
     ood: Foreign | None = None
     if inputs is not None:
