@@ -163,10 +163,11 @@ def seconds_of(cell: Cell) -> float:
 
 def _run_all(missing: Sequence[Cell], minutes: float | None, failures: Failures) -> int:
     """Check the cells, run them, note those that fail, and return the exit code."""
-    federations, began = Federations(), time.monotonic()
+    federations = Federations()
     expected = [seconds_of(cell) for cell in missing]
     labels = [f"{place + 1}/{len(missing)} {cell.name}" for place, cell in enumerate(missing)]
     grid.check(missing, lambda cell: cell.check(federations))
+    began = time.monotonic()
 
     def run(place: int, cell: Cell) -> dict[str, Any] | None:
         with progress.watching(labels[place]) as watcher:
