@@ -38,6 +38,12 @@ class Examples:
     y: np.ndarray
     client: np.ndarray
 
+    @property
+    def total(self) -> np.ndarray:
+        """The whole uncertainty of each example: the entropy of the class, or the standard deviation of the target."""
+        parts = np.asarray(self.rows.aleatoric), np.asarray(self.rows.epistemic)
+        return np.add(*parts) if isinstance(self.rows, ClassRows) else np.hypot(*parts)
+
     def of(self, client: int) -> slice:
         """Where the examples of a client stand."""
         return slice(*np.searchsorted(self.client, [client, client + 1]).tolist())

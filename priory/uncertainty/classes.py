@@ -36,12 +36,10 @@ class Read:
         """What the rows and the labels say."""
         rows, y = examples.rows, examples.y
         assert isinstance(rows, ClassRows)
-        log_probs, aleatoric, epistemic = (
-            np.asarray(leaf) for leaf in (rows.log_probs, rows.aleatoric, rows.epistemic)
-        )
+        log_probs = np.asarray(rows.log_probs)
         columns = class_scores(log_probs, y)
-        columns["sharpness"] = columns.pop("confidence")
-        columns |= {"entropy": aleatoric + epistemic, "aleatoric": aleatoric, "epistemic": epistemic}
+        columns["sharpness"], columns["entropy"] = columns.pop("confidence"), examples.total
+        columns |= {"aleatoric": np.asarray(rows.aleatoric), "epistemic": np.asarray(rows.epistemic)}
         return cls(np.exp(log_probs), np.arange(log_probs.shape[1]) == y[:, None], columns)
 
 

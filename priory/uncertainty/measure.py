@@ -7,7 +7,7 @@ import numpy as np
 
 from priory.core.errors import UsageError
 from priory.evaluate import ClassRows
-from priory.uncertainty.answers import Answers, Examples, ForeignInputs
+from priory.uncertainty.answers import Answers, ForeignInputs
 from priory.uncertainty.classes import class_part
 from priory.uncertainty.parts import Doubts, foreign_of, top_of
 from priory.uncertainty.tables import Foreign, Uncertainty
@@ -46,7 +46,8 @@ def measure(
     if "personal" not in parts:
         raise UsageError("No client has test examples to measure uncertainty on; partition the data with test=0.2.")
     is_classes = isinstance(parts["personal"].test.rows, ClassRows)
-    doubts = {name: _doubts(answers.test) for name, answers in parts.items()}
+    tests = {name: answers.test for name, answers in parts.items()}
+    doubts: dict[str, Doubts] = {name: (test.total, np.asarray(test.rows.epistemic)) for name, test in tests.items()}
     foreign = parts["personal"].foreign
     every = [*doubts.values(), *([] if foreign is None else [(foreign[:, 0], foreign[:, 1])])]
     # The same edges everywhere, so that histograms can be laid over one another.
@@ -74,10 +75,3 @@ def stands_for(found: Uncertainty, inputs: ForeignInputs | None, rounds: int, le
     """Whether these tables are what the arguments ask for."""
     asked = inputs is None or (found.ood is not None and found.ood.checksum == inputs.checksum)
     return asked and (found.rounds, found.level, found.bootstrap) == (rounds, level, bootstrap)
-
-
-def _doubts(examples: Examples) -> Doubts:
-    rows = examples.rows
-    aleatoric, epistemic = np.asarray(rows.aleatoric), np.asarray(rows.epistemic)
-    both = aleatoric + epistemic if isinstance(rows, ClassRows) else np.hypot(aleatoric, epistemic)
-    return both, epistemic

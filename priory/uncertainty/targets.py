@@ -24,7 +24,7 @@ def columns_of(examples: Examples) -> dict[str, np.ndarray]:
     return {
         **target_scores(y, np.asarray(rows.mean), np.asarray(rows.cdf), LEVELS),
         "nll": np.asarray(rows.nll),
-        "sharpness": np.hypot(rows.aleatoric, rows.epistemic),
+        "sharpness": examples.total,
         "aleatoric": np.asarray(rows.aleatoric),
         "epistemic": np.asarray(rows.epistemic),
         "interval_score_90": interval_score(y, low[:, ninety], high[:, ninety], 0.9),
@@ -79,8 +79,7 @@ def _intervals(
     test, found = answers.test, conformal.calibrated(answers, missing)
     if isinstance(found, str):
         return None, {}, found
-    mean, sd = _mean_and_sd(test)
-    centre, spread = _mean_and_sd(found.validation)
+    (mean, sd), (centre, spread) = _mean_and_sd(test), _mean_and_sd(found.validation)
     low, high = np.full((2, len(mean)), np.nan)
     for client in found.clients:
         here, there = test.of(client), found.validation.of(client)
@@ -92,6 +91,5 @@ def _intervals(
 
 
 def _mean_and_sd(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
-    rows = examples.rows
-    assert isinstance(rows, TargetRows)
-    return np.asarray(rows.mean), np.hypot(rows.aleatoric, rows.epistemic)
+    assert isinstance(examples.rows, TargetRows)
+    return np.asarray(examples.rows.mean), examples.total
