@@ -31,7 +31,7 @@ from priory import methods
 from priory.core import rng
 from priory.core.errors import UsageError
 from priory.core.files import write_atomically
-from priory.core.reading import parse_json, parse_toml, read_text
+from priory.core.reading import JsonDict, parse_json, parse_toml, read_text
 from priory.core.rng import Key
 from priory.data import Federation
 from priory.data import form as forms
@@ -81,7 +81,7 @@ class Charter:
         return methods.name_of(self.method)
 
     @property
-    def code(self) -> dict[str, Any]:
+    def code(self) -> JsonDict:
         """The table of the method's code: {} for a built-in one, and a method from a file is in that of the app."""
         origin = methods.origin_of(type(self.method))
         return {} if origin is None else origin.table(copy=METHOD)
@@ -236,7 +236,7 @@ class Charter:
         write_atomically(directory / MANIFEST, tomli_w.dumps(self._manifest()))
         write_atomically(directory / PROBLEM, json.dumps(problem, indent=1) + "\n")
 
-    def _manifest(self) -> dict[str, Any]:
+    def _manifest(self) -> JsonDict:
         run = {name: value for name, value in dataclasses.asdict(self.settings).items() if value is not None}
         return {
             **manifest.name_method(self.method),
@@ -245,7 +245,7 @@ class Charter:
             "environment": {"priory": manifest.version_of("priory")},
         }
 
-    def _problem(self) -> dict[str, Any]:
+    def _problem(self) -> JsonDict:
         asked = self.question
         return {
             "clients": asked.num_clients,
@@ -302,7 +302,7 @@ def load(directory: Path, trust_code: bool = False) -> Charter:
     return charter
 
 
-def code_in(directory: Path) -> dict[str, Any]:
+def code_in(directory: Path) -> JsonDict:
     """Return the table of the method's code in the directory of an app; nothing is imported."""
     code = _read_toml(directory / MANIFEST).get("code", {})
     return code if isinstance(code, dict) else {}
@@ -362,7 +362,7 @@ def first_key(seed: int) -> Key:
 _root = jax.jit(rng.root)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path) -> JsonDict:
     try:
         table = parse_toml(read_text(path))
     except OSError as error:
@@ -375,7 +375,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     return table
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> JsonDict:
     try:
         table = parse_json(read_text(path))
         if not isinstance(table, dict):
@@ -387,11 +387,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     return table
 
 
-def _to_text(array: np.ndarray) -> dict[str, Any]:
+def _to_text(array: np.ndarray) -> JsonDict:
     raw = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
     return {"dtype": array.dtype.str, "shape": list(array.shape), "base64": raw}
 
 
-def _from_text(table: dict[str, Any]) -> np.ndarray:
+def _from_text(table: JsonDict) -> np.ndarray:
     raw = base64.b64decode(table["base64"], validate=True)
     return np.frombuffer(raw, np.dtype(table["dtype"])).reshape(table["shape"])

@@ -15,6 +15,7 @@ import tomli_w
 
 from priory import data, methods
 from priory.core.errors import UsageError
+from priory.core.reading import JsonDict
 from priory.data import Federation
 from priory.engine import settings
 from priory.engine.rounds import Plan
@@ -27,7 +28,7 @@ PACKAGES = ("priory", "jax", "flax", "optax", "numpy")
 
 def write(
     method: Method, federation: Federation, chosen: Settings, model: Any, channel: Channel | None, plan: Plan
-) -> dict[str, Any]:
+) -> JsonDict:
     """Return the manifest of a run; what only Python can express is named, and must be given again."""
     own = None if methods.is_registered(method) else method
     given = {"method": own, "model": model, "channel": channel}
@@ -45,7 +46,7 @@ def write(
     }
 
 
-def describe(method: Method, federation: Federation, chosen: Settings, has_model: bool = False) -> dict[str, Any]:
+def describe(method: Method, federation: Federation, chosen: Settings, has_model: bool = False) -> JsonDict:
     """Return the tables of a manifest that decide what is run; a default model is named, since defaults change."""
     if chosen.model is None and chosen.models is None and not has_model:
         chosen = dataclasses.replace(chosen, model=default_spec(federation.input_shape, federation.num_classes or 1))
@@ -56,12 +57,12 @@ def describe(method: Method, federation: Federation, chosen: Settings, has_model
     }
 
 
-def identity(method: Method, federation: Federation, chosen: Settings) -> dict[str, Any]:
+def identity(method: Method, federation: Federation, chosen: Settings) -> JsonDict:
     """Return the tables of a manifest that tell one run from another: `describe` and the checksum of the data."""
     return {**describe(method, federation, chosen), "environment": {"data_checksum": federation.checksum}}
 
 
-def check_same(asked: dict[str, Any], there: dict[str, Any], path: Path, kind: str) -> None:
+def check_same(asked: JsonDict, there: JsonDict, path: Path, kind: str) -> None:
     """Raise if a directory with the manifest `there` holds another run, or whatever `kind`, than is asked for.
 
     Args:
@@ -83,14 +84,14 @@ def check_same(asked: dict[str, Any], there: dict[str, Any], path: Path, kind: s
         raise UsageError(f"{path} holds a {kind} on other data of the same name; choose another --out.")
 
 
-def name_method(method: Method) -> dict[str, Any]:
+def name_method(method: Method) -> JsonDict:
     """Return the table of a method, and that of its code where it is not built in."""
     origin = methods.origin_of(type(method))
     tables = {"method": {"name": methods.name_of(method), **to_table(method)}}
     return tables if origin is None else tables | {"code": origin.table()}
 
 
-def read_method(table: dict[str, Any], file: Path, trust_code: bool) -> Method:
+def read_method(table: JsonDict, file: Path, trust_code: bool) -> Method:
     """Return the method that a file names.
 
     Args:
@@ -112,13 +113,13 @@ def read_method(table: dict[str, Any], file: Path, trust_code: bool) -> Method:
     return made
 
 
-def has_changed(method: Method, code: dict[str, Any]) -> bool:
+def has_changed(method: Method, code: JsonDict) -> bool:
     """Whether a method has another source than a file records in its table `code`."""
     origin = methods.origin_of(type(method))
     return code.get("sha256") != (None if origin is None else origin.table()["sha256"])
 
 
-def warn_if_changed(method: Method, table: dict[str, Any], file: Path) -> None:
+def warn_if_changed(method: Method, table: JsonDict, file: Path) -> None:
     """Warn if a method has another source than when a file was written."""
     if has_changed(method, table.get("code", {})):
         name = methods.name_of(method)
@@ -133,11 +134,11 @@ class Recipe:
     federation: Federation
     settings: Settings
     given: dict[str, str]
-    environment: dict[str, Any]
+    environment: JsonDict
 
 
 def read(
-    table: dict[str, Any],
+    table: JsonDict,
     federation: Federation | None = None,
     method: Method | None = None,
     *,
@@ -165,7 +166,7 @@ def read(
     return Recipe(method, federation, settings.make(table["run"]), table.get("given", {}), table.get("environment", {}))
 
 
-def read_data(table: dict[str, Any], federation: Federation | None = None) -> Federation:
+def read_data(table: JsonDict, federation: Federation | None = None) -> Federation:
     """Return the data of a manifest, or those that are passed in; their checksum must be the manifest's."""
     _check_tables(table, "data")
     if federation is None:
@@ -179,7 +180,7 @@ def read_data(table: dict[str, Any], federation: Federation | None = None) -> Fe
     return federation
 
 
-def to_table(struct: Any) -> dict[str, Any]:
+def to_table(struct: Any) -> JsonDict:
     """Return the fields of a (nested) dataclass as TOML values; None is left out."""
     table = {}
     for field in dataclasses.fields(struct):
@@ -188,7 +189,7 @@ def to_table(struct: Any) -> dict[str, Any]:
     return _without_none(table)
 
 
-def from_table(cls: type[Any], table: dict[str, Any]) -> Any:
+def from_table(cls: type[Any], table: JsonDict) -> Any:
     """Return the (nested) dataclass of a table; fields that the table leaves out keep their defaults.
 
     A method may name other values in `legacy_settings`: those that runs had before a setting existed.
@@ -204,7 +205,7 @@ def from_table(cls: type[Any], table: dict[str, Any]) -> Any:
     return cls(**values)
 
 
-def _check_tables(table: dict[str, Any], *parts: str) -> None:
+def _check_tables(table: JsonDict, *parts: str) -> None:
     for part in parts:
         if not isinstance(table.get(part), dict):
             raise UsageError(f"The manifest has no [{part}] table; name the manifest.toml that a run wrote.")
@@ -227,16 +228,16 @@ def like(default: Any, value: Any, name: str) -> Any:
     return value
 
 
-def _flat(table: dict[str, Any]) -> dict[str, Any]:
+def _flat(table: JsonDict) -> JsonDict:
     """Return the values of nested tables by dotted name."""
-    flat: dict[str, Any] = {}
+    flat: JsonDict = {}
     for name, value in table.items():
         inner = _flat(value) if isinstance(value, dict) else None
         flat |= {name: value} if inner is None else {f"{name}.{key}": one for key, one in inner.items()}
     return flat
 
 
-def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+def _without_none(table: JsonDict) -> JsonDict:
     return {name: value for name, value in table.items() if value is not None}
 
 
