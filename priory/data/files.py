@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from priory.core.errors import UsageError
+from priory.core.errors import UsageError, explain_os_errors
+from priory.core.files import write_atomically
 
 __all__ = ["FILES", "HUB", "SHIPPED", "available", "fetch", "fetched", "locate", "read"]
 
@@ -66,10 +67,8 @@ def available(name: str) -> bool:
 def read(directory: Path, name: str, file: str) -> bytes:
     """Return the bytes of one file of the data set, checked against its sha256."""
     path = directory / file
-    try:
+    with explain_os_errors(f"{path} cannot be read", "; make it readable"):
         content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}); make it readable.") from None
     if hashlib.sha256(content).hexdigest() != FILES[name][file]:
         remedy = "install Priory again" if directory == SHIPPED else "replace it with the published file"
         raise UsageError(f"{path} is damaged: its sha256 is not that of {name}; {remedy}.")
@@ -142,13 +141,7 @@ def _store(path: Path, arrays: dict[str, np.ndarray]) -> None:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     content = buffer.getvalue()
-    try:
+    with explain_os_errors(f"{path} cannot be written", "; set XDG_CACHE_HOME to a writable directory"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".sha256").write_text(hashlib.sha256(content).hexdigest() + "\n")
-        partial = path.with_suffix(f".{os.getpid()}.part")
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written ({error.strerror}); set XDG_CACHE_HOME to a writable directory."
-        ) from None
+        write_atomically(path, content)
