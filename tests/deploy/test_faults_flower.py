@@ -215,7 +215,7 @@ class Federation:
 
     def server(self):
         key = rng.key(charters.first_key(self.charter.settings.seed), Stream.INIT)
-        like = jax.eval_shape(self.charter.method.init, self.charter.tasks[0], key)
+        like = jax.eval_shape(self.charter.method.init_server, self.charter.tasks[0], key)
         checkpoint = Checkpoint(RunDirectory(self.out).checkpoint, like, (), 0)
         return checkpoint.round, checkpoint.read_server()
 
