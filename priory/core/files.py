@@ -39,11 +39,15 @@ def check_no_links(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[int]:
-    """Hold a private file, made if it is missing, against everybody else who holds it so; yield its handle."""
+def locked(path: Path, wait: bool = True) -> Iterator[int]:
+    """Lock a private file, made if it is missing, against other processes that do so, and yield its handle.
+
+    Args:
+        wait: Whether to wait for the others; else `BlockingIOError` is raised.
+    """
     handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield handle
     finally:
         os.close(handle)

@@ -5,7 +5,6 @@ which all are found again. A second group on the same directory has to wait unti
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from priory.core.errors import UsageError
-from priory.core.files import private_directory
+from priory.core.files import locked, private_directory
 
 Process = subprocess.Popen[bytes]
 HOST, MARK = "127.0.0.1", "PRIORY_FLEET"
@@ -47,7 +46,7 @@ class FlowerProcesses:
         self.directory = directory.resolve()
         self._started: list[Process] = []
         self._token = hashlib.sha256(str(self.directory).encode()).hexdigest()[:16]
-        self._lock: int | None = None
+        self._held = contextlib.ExitStack()
         self._log_starts: dict[str, int] = {}  # where in its log the present life of a process begins
 
     def processes(self, name: str = "") -> list[int]:
@@ -80,20 +79,16 @@ class FlowerProcesses:
             self._end("", signal.SIGTERM)
         finally:  # so that a second Ctrl-C leaves nothing behind either
             self._end("", signal.SIGKILL)
-            if self._lock is not None:
-                os.close(self._lock)
-                self._lock = None
+            self._held.close()
         if left := self.processes():
             raise FlowerError(f"Processes {left} of the fleet in {self.directory} survived SIGKILL.")
 
     def _hold(self) -> None:
         """Keep other fleets off the directory, for as long as this process lives."""
         private_directory(self.directory, ours=(self.directory / "lock").exists())
-        self._lock = os.open(self.directory / "lock", os.O_CREAT | os.O_RDWR, 0o600)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._held.enter_context(locked(self.directory / "lock", wait=False))
         except BlockingIOError:
-            os.close(self._lock)
             raise UsageError(f"{self.directory} holds a fleet that is up; take it down, or use another.") from None
 
     @property
