@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 import priory
 from priory import methods
-from priory import tune as tuner
 from priory.calibration import trial
 from priory.cli import app, main
 from priory.cli.flower import COMMANDS as FLOWER
@@ -35,6 +34,7 @@ from priory.deploy.processes import Fleet
 from priory.engine import audit, simulate
 from priory.engine.runner import Runner
 from priory.reproduce.cells import Cell
+from priory.tune.search import Part
 from tests.cli import any_flags
 from tests.cli.conftest import SITES, TINY, patients
 
@@ -111,7 +111,7 @@ def stop_before_training(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Runner, "begin", classmethod(opened))
     patch.setattr(sys.modules[simulate.__module__], "_tracker", lambda *_: None)
-    for owner, name in ((tuner, "_scores_of_part"), (Cell, "run"), (Fleet, "__init__"), (audit, "_observe")):
+    for owner, name in ((Part, "run"), (Cell, "run"), (Fleet, "__init__"), (audit, "_observe")):
         patch.setattr(owner, name, _interrupted)
     for name in ("problem_for", "under_truth", "after_training"):
         patch.setattr(trial, name, _interrupted)
