@@ -22,6 +22,8 @@ if not TYPE_CHECKING:  # a type checker knows the names, and is to complain of o
             return sorted(known for known in names if not known.startswith("_"))
         if name in names:
             return globals().setdefault(name, names[name])
+        if public and name in (methods := importlib.import_module("priory.methods")).OLD_CLASSES:
+            return methods.old_class(name)
         raise AttributeError(f"module 'priory' has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -91,6 +91,32 @@ def test_a_run_of_format_1_may_die_at_any_moment_while_it_goes_on(fresh, monkeyp
     assert_close(numbers("run"), numbers(fresh))
 
 
+def test_a_run_under_an_old_name_of_its_method_is_known_again(capsys):
+    compare = [
+        "compare",
+        "preset",
+        "--data",
+        "digits",
+        "--clients",
+        "4",
+        "--model",
+        "linear",
+        "--rounds",
+        "1",
+        "--out",
+        "two",
+    ]
+    assert main(compare) == 0
+    assert "warning: preset is now random-groups" in capsys.readouterr().err
+    [manifest] = Path("two").rglob("manifest.toml")
+    edit_manifest(manifest, 'name = "random-groups"', 'name = "preset"')
+    edit_manifest(manifest, 'predict_with = "group"\n', "")
+    assert main(compare) == 0
+    capsys.readouterr()
+    assert main(["resume", str(manifest.parent)]) == 0
+    assert "preset is now" not in capsys.readouterr().err
+
+
 def test_a_finished_run_of_format_1_predicts_and_is_reported():
     assert main(["predict", "whole", "--client", "north", "--data", "new.csv", "--out", "now.csv"]) == 0
     pd.testing.assert_frame_equal(pd.read_csv("now.csv"), pd.read_csv("predictions.csv"), rtol=1e-3, atol=1e-5)

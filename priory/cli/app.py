@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
+        warnings.filterwarnings("default", ".* the old name will go in the next release", DeprecationWarning)
         try:
             if arguments[:1] in (["-V"], ["--version"]):
                 import priory

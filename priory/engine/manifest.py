@@ -72,6 +72,7 @@ def check_same(asked: JsonDict, there: JsonDict, path: Path, kind: str) -> None:
     checksum = asked.pop("environment")["data_checksum"]
     if there.get("code", {}).get("sha256") != asked.pop("code", {}).get("sha256"):
         raise UsageError(f"{path} holds a {kind} with other code of its method; choose another --out.")
+    there = there | {"method": methods.canonical(there.get("method", {}))}
     for part, table in asked.items():
         one, other = _flat(there.get(part, {})), _flat(table)
         for name in one | other:
@@ -99,7 +100,7 @@ def read_method(table: JsonDict, file: Path, trust_code: bool) -> Method:
         file: Where it was read; a path to a method's file is relative to it.
         trust_code: Whether the file may name code that is imported.
     """
-    hyper, code = dict(table["method"]), table.get("code", {})
+    hyper, code = dict(methods.canonical(table["method"])), table.get("code", {})
     name = str(hyper.pop("name", ""))
     if not isinstance(code, dict) or not isinstance(code.get("method", ""), str):
         raise UsageError(f"{file} has code={code!r}, which is no table with the name of a method; correct it.")

@@ -10,8 +10,10 @@ run code, so only `make`, for what a user types, and `load`, which asks for trus
 """
 
 import difflib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
+from typing import Any
 
 from priory.core.errors import UsageError
 from priory.fed.method import Method
@@ -24,6 +26,16 @@ from priory.methods._plugins import origin_of as origin_of
 REGISTRY: dict[str, type[Method]] = {
     cls.__module__.rpartition(".")[2].replace("_", "-"): cls for cls in vars(_builtin).values() if isinstance(cls, type)
 }
+
+
+# Names of the last release: the present name, and the settings that the old one stands for.
+ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedadam": ("fedopt", {"server_optimiser": "adam"}),
+    "fedyogi": ("fedopt", {"server_optimiser": "yogi"}),
+    "preset": ("random-groups", {"predict_with": "group"}),
+    "ensemble": ("random-groups", {"predict_with": "all"}),
+}
+OLD_CLASSES = {"FedAdam": "fedadam", "FedYogi": "fedyogi", "Preset": "preset", "Ensemble": "ensemble"}
 
 
 def names() -> list[str]:
@@ -61,8 +73,24 @@ def get(name: str) -> type[Method]:
 
 
 def make(name: str) -> Method:
-    """Return the method that a user names, with its default settings; code that the name leads to is imported."""
+    """Return the method that a user names, with its default settings; code that the name leads to is imported.
+
+    A name of the last release works, with a warning.
+    """
+    if name in ALIASES:
+        return _from_old_name(name, name)()
     return load(name)() if is_code(name) else get(name)()
+
+
+def old_class(name: str) -> Callable[..., Method]:
+    """Return what stands for a class of the last release, with a warning."""
+    return _from_old_name(name, OLD_CLASSES[name])
+
+
+def canonical(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the name and settings of a method that a file holds, with the present name in place of an old one."""
+    now, settings = ALIASES.get(str(table.get("name", "")), (None, {}))
+    return {**table, "name": now, **settings} if now else table
 
 
 def is_registered(method: Method) -> bool:
@@ -78,3 +106,12 @@ def name_of(method: Method) -> str:
             return name
     origin = origin_of(cls)
     return cls.__name__.lower() if origin is None else origin.name
+
+
+def _from_old_name(typed: str, alias: str) -> Callable[..., Method]:
+    now, settings = ALIASES[alias]
+    cls = get(now)
+    text = ", ".join(f"{field}={value!r}" for field, value in settings.items())
+    sentence = f"{typed} is now {now}, in Python {cls.__name__}({text}); the old name will go in the next release."
+    warnings.warn(sentence, DeprecationWarning, stacklevel=3)
+    return lambda **fields: cls(**settings, **fields)

@@ -18,14 +18,12 @@ from priory.methods.per_fedavg import PerFedAvg as PerFedAvg
 from priory.methods.scaffold import Scaffold as Scaffold
 from priory.methods.apfl import APFL as APFL
 from priory.methods.lg_fedavg import LGFedAvg as LGFedAvg
-from priory.methods.fedadam import FedAdam as FedAdam
-from priory.methods.fedyogi import FedYogi as FedYogi
+from priory.methods.fedopt import FedOpt as FedOpt
 from priory.methods.fedpa import FedPA as FedPA
 from priory.methods.fedem import FedEM as FedEM
 from priory.methods.ifca import IFCA as IFCA
 from priory.methods.fesem import FeSEM as FeSEM
-from priory.methods.preset import Preset as Preset
-from priory.methods.ensemble import Ensemble as Ensemble
+from priory.methods.random_groups import RandomGroups as RandomGroups
 from priory.methods.fedbe import FedBE as FedBE
 from priory.methods.knn_per import KNNPer as KNNPer
 from priory.methods.fedhb_niw import FedHBNIW as FedHBNIW

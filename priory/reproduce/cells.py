@@ -105,10 +105,8 @@ class Cell:
         try:
             found: dict[str, Any] = parse_json(read_text(self.path))
             there = found["manifest"]
-            hyper = dict(there["method"])
             same = (
-                hyper.pop("name") == self.row.method
-                and manifest.from_table(type(self.method), hyper) == self.method
+                manifest.read_method(there, self.path, trust_code=False) == self.method
                 and _is_as_asked(settings.make(there["run"]), self.settings)
                 and there["data"] == self.data
                 and (self.definition.measure is None or "measured" in found)

@@ -39,7 +39,11 @@ def labels() -> list[str]:
         (["fedavg", "fedbnn"], [], "priory: fedbnn needs inputs that are known to all clients"),
         (["fedavg", "fedbe:epochs=2"], [], "fedbe:epochs=2: fedbe distils on inputs without labels"),
         (["fedavg", "fedprox:mu=-1"], [], "fedprox:mu=-1: mu=-1.0 is out of range"),
-        (["fedavg", "ensemble"], ["--models", "linear,mlp:8"], "priory: fedavg exchanges what depends on the network"),
+        (
+            ["fedavg", "random-groups"],
+            ["--models", "linear,mlp:8"],
+            "priory: fedavg exchanges what depends on the network",
+        ),
         (["fedavg", "pooled"], ["--robust", "median"], "pooled: robust=median needs messages of several clients"),
         (["fedavg", "pooled"], ["--dp", "local", "--dp-noise", "1"], "pooled: dp=local protects what clients send"),
         (["fedavg", "cfedbayes:clusters=auto"], [], "cfedbayes:clusters=auto: clusters=auto is chosen on validation"),

@@ -37,6 +37,7 @@ from priory.data import Federation
 from priory.deploy import charter as charters
 from priory.engine.compilation import keep_compiled
 from priory.engine.settings import Settings
+from priory.fed.method import Method
 from tests.deploy.conftest import Deployed
 from tests.states import State, named, state_of
 
@@ -89,7 +90,9 @@ def main() -> int:
 def runs() -> Iterator[tuple[str, Callable[[], tuple[State, dict[str, float]]]]]:
     """Return each run's name with a function that makes it."""
     for name in methods.REGISTRY:
-        yield name, lambda name=name: simulated(name)
+        yield name, lambda name=name: simulated(methods.get(name)())
+    yield "fedopt:yogi", lambda: simulated(priory.FedOpt(server_optimiser="yogi"))
+    yield "random-groups:all", lambda: simulated(priory.RandomGroups(predict_with="all"))
     yield "wire:pfedbayes", lambda: over_the_wire("pfedbayes")
     yield "resumed:ditto", lambda: resumed("ditto")
 
@@ -100,9 +103,9 @@ def federation() -> Federation:
     return digits.partition("dirichlet:0.5", clients=8, align="own:64", seed=1)
 
 
-def simulated(name: str) -> tuple[State, dict[str, float]]:
+def simulated(method: Method) -> tuple[State, dict[str, float]]:
     """Run a method in the simulator."""
-    run = priory.simulate(methods.get(name)(), federation(), **SETTINGS)
+    run = priory.simulate(method, federation(), **SETTINGS)
     return state_of(run), numbers(run.summary())
 
 

@@ -3,10 +3,27 @@
 import dataclasses
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
-from priory import Ditto, FedAvg, FedBABU, FedProx, FedRep, Local, Optimiser, UsageError, Work, methods
+import priory
+from priory import (
+    Ditto,
+    FedAvg,
+    FedBABU,
+    FedOpt,
+    FedProx,
+    FedRep,
+    Local,
+    Optimiser,
+    RandomGroups,
+    UsageError,
+    Work,
+    methods,
+)
+from priory.core.struct import replace
+from priory.engine import manifest
 from tests.methods.problems import ALL_METHODS, METHODS
 
 
@@ -46,6 +63,25 @@ def test_the_paper_that_a_method_declares_is_the_one_its_module_cites(name):
 def test_an_unknown_method_is_answered_with_its_neighbour():
     with pytest.raises(UsageError, match=r"fedporx.*did you mean fedprox"):
         methods.get("fedporx")
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "method"),
+    [
+        ("FedAdam", "fedadam", FedOpt("adam")),
+        ("FedYogi", "fedyogi", FedOpt("yogi")),
+        ("Preset", "preset", RandomGroups(predict_with="group")),
+        ("Ensemble", "ensemble", RandomGroups(predict_with="all")),
+    ],
+)
+def test_an_old_name_warns_where_it_is_typed_and_not_where_a_file_holds_it(cls, name, method):
+    with pytest.warns(DeprecationWarning, match=f"{name} is now {methods.name_of(method)}"):
+        assert methods.make(name) == method
+    with pytest.warns(DeprecationWarning, match=f"{cls} is now {methods.name_of(method)}"):
+        made = getattr(priory, cls)(finetune_epochs=3)
+    assert made == replace(method, finetune_epochs=3)
+    table = {"method": {"name": name, "finetune_epochs": 3}}
+    assert manifest.read_method(table, Path("manifest.toml"), trust_code=False) == made
 
 
 @pytest.mark.parametrize(

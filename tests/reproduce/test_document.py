@@ -42,9 +42,9 @@ def test_a_page_gets_the_titles_of_several_blocks():
 
 
 def test_a_page_gets_the_tables_that_a_method_stands_in():
-    text = "<!-- tables with: preset fedyogi -->\nold\n<!-- end of table -->\nafter"
+    text = "<!-- tables with: random-groups skeleton -->\nold\n<!-- end of table -->\nafter"
     made = document.with_tables(text, ROOT / "results")
-    assert "- `preset`: [fedhb-figure-3](../results.md#fedhb-figure-3)\n- `fedyogi`: none\n" in made
+    assert "- `random-groups`: [fedhb-figure-3](../results.md#fedhb-figure-3)\n- `skeleton`: none\n" in made
     assert "old" not in made
     assert made.endswith("\n<!-- end of table -->\nafter")
 

@@ -1,23 +1,25 @@
-"""Ensemble: K networks, each averaged over a fixed random group of clients, that predict together.
+"""Random groups: K networks, each trained by FedAvg within a fixed random group of clients.
 
-Kim and Hospedales, A Hierarchical Bayesian Approach to Federated Learning, arXiv:2305.04979; appendix F.2, option
-"ensemble".
+Kim and Hospedales, A Hierarchical Bayesian Approach to Federated Learning, arXiv:2305.04979; appendix F.2, options
+"preset" and "ensemble".
 
 Server keeps   θ_1 … θ_K   a network for each group, broadcast as they are: Kd numbers
 Client keeps   j           its group
 Client sends   j and θ_k   its group, and the weights after local training from θ_j, weighted by n_k
 
-Training is that of `preset`: FedAvg within each group. A client predicts with all K networks, whose probabilities count
-equally, each fine-tuned on its own data. With one network this is FedAvg, to the key.
+A client predicts with the network of its group, fine-tuned on its own data ("preset"), or with all K networks, each
+fine-tuned on its own data, whose probabilities count equally ("ensemble"). With one network this is FedAvg, to the key.
 
 Differs from the paper: a client draws its group when it enrols, so that groups are equal in expectation and not
-exactly; all K networks travel down in training too; means within a group are weighted by n_k, as in FedAvg.
+exactly; all K networks travel down in training, though a client reads one; means within a group are weighted by n_k, as
+in FedAvg.
 
-What the paper leaves open: the first networks are independent; a group without uploaders keeps its network;
-probabilities are averaged, and not outputs. Statistics of a batch norm are one set for all groups, averaged plainly.
+The paper does not specify the following: the first networks are independent; a group without uploaders keeps its
+network; an ensemble averages probabilities, and not outputs; for a global prediction of "preset", where no group is
+known, one is drawn. Statistics of a batch norm are one set for all groups, averaged plainly.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,25 +32,27 @@ from priory.fed.about import About, Paper
 from priory.fed.capabilities import Clustered, SharedModel
 from priory.fed.checks import at_least, check_fields
 from priory.fed.clusters import Assigned
-from priory.fed.local import Optimiser, Work, check_finetune, finetune_work, fit
-from priory.fed.method import Info, Message, Method, Predictive, Task, equally
+from priory.fed.local import Optimiser, Work, check_finetune, finetune, fit
+from priory.fed.method import Info, Message, Method, Predictive, Task, equally, point
 from priory.fed.shard import Shard
 from priory.models.model import Params
 
 
 @struct
-class Ensemble(Method[Params, Params, Array, Assigned, Params], SharedModel[Params, Params], Clustered[Array]):
-    """An ensemble over random groups.
+class RandomGroups(Method[Params, Params, Array, Assigned, Params], SharedModel[Params, Params], Clustered[Array]):
+    """Random groups with a network each.
 
     Attributes:
         num_networks: K, how many groups and networks there are.
+        predict_with: What a client predicts with: the network of its `group`, or `all` networks, which count equally.
         optimiser: Local solver.
         work: Local work of a round.
-        finetune_epochs: Passes over a client's data that make its personal networks; 0 keeps the global ones.
+        finetune_epochs: Passes over a client's data that make its personal networks; 0 keeps those of the server.
         finetune_step_size: Learning rate of those passes.
     """
 
     num_networks: int = static(default=2)
+    predict_with: Literal["group", "all"] = static(default="group")
     optimiser: Optimiser = Optimiser()
     work: Work = Work()
     finetune_epochs: int = static(default=5)
@@ -87,22 +91,26 @@ class Ensemble(Method[Params, Params, Array, Assigned, Params], SharedModel[Para
         return clusters.aggregate(server, messages)
 
     def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Params:
-        del client
-        optimiser, work = finetune_work(self)
+        if self.predict_with == "group":
+            return finetune(self, task, clusters.pick(down, client), data, key)
 
-        def tuned(place: tuple[Params, Key]) -> Params:
-            network, key = place
-            return fit(task.nll, network, data, optimiser, work, key)[0]
+        def tuned(network_and_key: tuple[Params, Key]) -> Params:
+            network, key = network_and_key
+            return finetune(self, task, network, data, key)
 
         keys = key[None] if self.num_networks == 1 else jax.random.split(key, self.num_networks)
         return jax.lax.map(tuned, (clusters.several(down, jnp.arange(self.num_networks)), keys))
 
     def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
-        del task, data, key
+        del data
+        if self.predict_with == "group":
+            return clusters.pick(down, self.init_client(task, down, key))
         return clusters.several(down, jnp.arange(self.num_networks))
 
     def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
         del key
+        if self.predict_with == "group":
+            return point(task.model.apply(posterior, x)[0])
         return equally(task, posterior, x)
 
     def reference(self, task: Task, down: Params, payload: Assigned) -> Assigned:

@@ -1,11 +1,11 @@
-"""Ensemble: fixed groups whose networks predict together, and that one network is FedAvg."""
+"""Random groups: fixed groups with a network each, and that one network is FedAvg."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from priory import Ensemble, FedAvg, Optimiser, UsageError, Work
+from priory import FedAvg, Optimiser, RandomGroups, UsageError, Work
 from priory.core import rng
 from priory.core.struct import replace
 from priory.fed.clusters import Assigned
@@ -15,7 +15,9 @@ from tests.methods.problems import a_round_of, constant_shards, quadratic_task, 
 from tests.methods.verbs import aggregated, init_client, init_server, personalised, population, predicted, updated
 
 TASK = quadratic_task(num_clients=4)
-METHOD = Ensemble(optimiser=Optimiser(step_size=0.1), work=Work(epochs=1, batch_size=4), finetune_step_size=0.05)
+METHOD = RandomGroups(optimiser=Optimiser(step_size=0.1), work=Work(epochs=1, batch_size=4), finetune_step_size=0.05)
+ENSEMBLE = replace(METHOD, predict_with="all")
+both = pytest.mark.parametrize("predict_with", ["group", "all"])
 
 
 def networks_at(*places):
@@ -28,10 +30,11 @@ def shard_of(centre, count=4):
     return constant_shards(centre, 0.0, counts=(count, 1)).of(jnp.int32(0))
 
 
-def test_one_network_is_fedavg():
+@both
+def test_one_network_is_fedavg(predict_with):
     task, shards = tiny_task(), tiny_shards()
     options = {"optimiser": Optimiser(step_size=0.05, momentum=0.9), "work": Work(epochs=2, batch_size=3)}
-    grouped, average = Ensemble(num_networks=1, **options), FedAvg(**options)
+    grouped, average = RandomGroups(1, predict_with, **options), FedAvg(**options)
     (server, sent), (alone, sent_alone) = (a_round_of(method, task, shards) for method in (grouped, average))
     new, _ = aggregated(grouped, task, server, sent, rng.root(0))
     new_alone, _ = aggregated(average, task, alone, sent_alone, rng.root(0))
@@ -70,26 +73,41 @@ def test_the_server_averages_within_groups_by_n_k_and_a_group_without_uploaders_
 
 
 def test_first_networks_are_independent():
-    server = init_server(Ensemble(num_networks=3), tiny_task(), rng.root(0))
+    server = init_server(RandomGroups(num_networks=3), tiny_task(), rng.root(0))
     kernel = np.asarray(server.weights["Dense_0"]["kernel"])
     assert len(np.unique(kernel.reshape(3, -1), axis=0)) == 3
 
 
-def test_a_client_fine_tunes_all_networks_which_then_count_equally():
+def test_a_client_fine_tunes_and_predicts_with_the_network_of_its_group():
+    down, data = networks_at(-3.0, 4.0), shard_of(5.0)
+    for group, epochs, place in ((0, 0, -3.0), (1, 0, 4.0), (0, 1, -3.0 + 0.05 * 8.0), (1, 1, 4.0 + 0.05)):
+        method = replace(METHOD, finetune_epochs=epochs)
+        posterior = personalised(method, TASK, down, jnp.int32(group), data, rng.root(0))
+        np.testing.assert_allclose(posterior.weights["body"], place, rtol=1e-6)
+
+
+def test_an_ensemble_fine_tunes_all_networks_which_then_count_equally():
     down, data = networks_at(-3.0, 4.0), shard_of(5.0)
     for group in range(2):
-        method = replace(METHOD, finetune_epochs=1)
+        method = replace(ENSEMBLE, finetune_epochs=1)
         posterior = personalised(method, TASK, down, jnp.int32(group), data, rng.root(0))
         np.testing.assert_allclose(posterior.weights["body"], [-3.0 + 0.05 * 8.0, 4.0 + 0.05], rtol=1e-6)
         predictive = predicted(method, TASK, posterior, jnp.zeros((1, 1)), rng.root(1))
         np.testing.assert_allclose(np.exp(predictive.log_weights[:, 0]), 0.5, rtol=1e-6)
 
 
-def test_the_global_model_is_all_networks_with_equal_weights():
-    posterior = population(METHOD, TASK, networks_at(-3.0, 4.0), None, rng.root(0))
-    predictive = predicted(METHOD, TASK, posterior, jnp.zeros((1, 1)), rng.root(1))
+def test_the_global_model_of_an_ensemble_is_all_networks_with_equal_weights():
+    posterior = population(ENSEMBLE, TASK, networks_at(-3.0, 4.0), None, rng.root(0))
+    predictive = predicted(ENSEMBLE, TASK, posterior, jnp.zeros((1, 1)), rng.root(1))
     np.testing.assert_array_equal(predictive.outputs[:, 0, 0], [-3.0, 4.0])
     np.testing.assert_allclose(np.exp(predictive.log_weights[:, 0]), 0.5, rtol=1e-6)
+
+
+def test_the_global_model_is_that_of_a_group_by_lot():
+    down, keys = networks_at(0.0, 1.0), jax.random.split(rng.root(0), 400)
+    drawn = jax.vmap(lambda key: population(METHOD, TASK, down, None, key).weights["body"])(keys)
+    assert set(np.asarray(drawn).tolist()) == {0.0, 1.0}
+    assert abs(np.mean(drawn) - 0.5) < 4 * 0.5 / np.sqrt(400)  # four standard errors
 
 
 @pytest.mark.parametrize(
@@ -103,7 +121,7 @@ def test_the_global_model_is_all_networks_with_equal_weights():
 )
 def test_a_bad_setting_ends_in_a_sentence(options, sentence):
     with pytest.raises(UsageError, match=sentence):
-        replace(Ensemble(), **options).check()
+        replace(RandomGroups(), **options).check()
 
 
 def test_more_networks_than_clients_end_in_a_sentence():
