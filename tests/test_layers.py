@@ -57,8 +57,11 @@ def allowed(source: str, target: str) -> bool:
 
 
 def is_another_method(place: Path, name: str) -> bool:
-    is_method = place.parts[0] == "methods" and not place.name.startswith("_")
-    return is_method and name.split(".")[2:3] != [place.stem]
+    """Whether a method imports another one, or a block imports a method; the registry imports all."""
+    is_registry = len(place.parts) == 2 and place.name.startswith("_")
+    if place.parts[0] != "methods" or is_registry:
+        return False
+    return name.split(".")[2:3] not in ([place.stem], ["_blocks"])
 
 
 def layer(name: str) -> str | None:
@@ -117,6 +120,9 @@ def test_no_arrow_points_back():
         ("methods/fedprox.py", "from priory.methods import FedAvg"),
         ("methods/fedprox.py", "from .fedavg import FedAvg"),
         ("methods/fedprox.py", "from . import fedavg"),
+        ("methods/_blocks/clustered.py", "from priory.methods.fedavg import FedAvg"),
+        ("methods/_blocks/clustered.py", "from priory.methods import FedAvg"),
+        ("methods/_blocks/__init__.py", "from priory.methods import fedavg"),
         ("engine.py", "import flwr"),
         ("engine.py", "from flwr.app import Message"),
         ("extras/new.py", "import math"),
@@ -137,6 +143,8 @@ def test_a_forbidden_import_is_caught(tmp_path, file, line):
         ("__init__.py", "from priory import data\nfrom priory.engine import simulate"),
         ("methods/_builtin.py", "from priory.methods.fedavg import FedAvg"),
         ("methods/fedprox.py", "from priory.fed.method import Task"),
+        ("methods/fedprox.py", "from priory.methods._blocks import clustered"),
+        ("methods/_blocks/clustered.py", "from priory.methods._blocks.public_set import as_shard"),
         ("deploy/flower.py", "from flwr.app import Message"),
         ("engine.py", "import flwrlike"),
     ],

@@ -10,6 +10,7 @@ No structure is written: a reader knows the tree (`like`, of arrays or shapes), 
 
 import hashlib
 import json
+import re
 import struct
 import zlib
 from collections.abc import Mapping
@@ -26,6 +27,9 @@ PyTree = Any
 Tree = TypeVar("Tree")
 Arrays = dict[str, np.ndarray]
 Reason = Literal["keys", "shape", "dtype", "oversized", "garbage"]
+
+# Names of classes are part of the structure that a row is checked against, so a class keeps its first one there.
+FIRST_NAMES = {"VariationalParams": "Belief", "ClientState": "Personal"}
 
 
 class DecodeError(UsageError):
@@ -53,7 +57,8 @@ class Codec:
         self._shapes = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
         self._sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in self._shapes]
         self.size = sum(self._sizes)
-        self.structure = str(self._treedef), self._shapes
+        named = re.sub(r"(?<=CustomNode\()\w+", lambda name: FIRST_NAMES.get(name[0], name[0]), str(self._treedef))
+        self.structure = named, self._shapes
 
     def pack(self, trees: PyTree, num: int) -> np.ndarray:
         """Return stacked trees as bytes, (num, size)."""

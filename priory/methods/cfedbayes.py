@@ -46,16 +46,16 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
-from priory.fed import alternate, clusters
 from priory.fed.about import About, Paper
-from priory.fed.alternate import Belief, Personal, fresh
 from priory.fed.capabilities import Certified, Certifies, Clustered, Draws, PosteriorCheck, SharedModel
-from priory.fed.certified import own_statistics
 from priory.fed.checks import at_least
-from priory.fed.clusters import Assigned
 from priory.fed.local import Optimiser, Work
 from priory.fed.method import Info, Message, Method, Predictive, Task, equally
 from priory.fed.shard import Shard
+from priory.methods._blocks import clustered, coupled_vi
+from priory.methods._blocks.certified import own_statistics
+from priory.methods._blocks.clustered import Assigned
+from priory.methods._blocks.coupled_vi import ClientState, CoupledFit, VariationalParams, init_client_state
 from priory.models.model import Params
 
 
@@ -63,7 +63,7 @@ from priory.models.model import Params
 class Member:
     """What a client keeps: its posterior and optimiser, or nothing of them, and its last cluster, −1 for none."""
 
-    personal: Personal | tuple[()]
+    personal: ClientState | tuple[()]
     cluster: Array
 
 
@@ -92,11 +92,11 @@ class Blend:
 
 @struct
 class CFedBayes(
-    Method[Belief, Belief, Member, Assigned, Blend],
-    SharedModel[Belief, Blend],
+    Method[VariationalParams, VariationalParams, Member, Assigned, Blend],
+    SharedModel[VariationalParams, Blend],
     Draws[Blend],
-    Certifies[Belief, Blend],
-    PosteriorCheck[Belief],
+    Certifies[VariationalParams, Blend],
+    PosteriorCheck[VariationalParams],
     Clustered[Member],
 ):
     """cFedBayes, clustered variational personalisation.
@@ -158,7 +158,7 @@ class CFedBayes(
         if not isinstance(self.clusters, int):
             raise UsageError(f"clusters={self.clusters!r} is not understood; give a whole number, or auto.")
         at_least("clusters", self.clusters, 1)
-        alternate.check(self)
+        coupled_vi.check(self)
         at_least("choice-samples", self.choice_samples, 0)
         at_least("samples", self.samples, 0)
 
@@ -168,18 +168,18 @@ class CFedBayes(
         assert isinstance(self.clusters, int), "`check` lets no other pass"
         return self.clusters
 
-    def init_server(self, task: Task, key: Key) -> Belief:
-        means = clusters.fresh(task, key, self.num_clusters, alike=self.first_priors == "equal")
-        return Belief(gaussian.around(means.weights, self.rho), means.stats)
+    def init_server(self, task: Task, key: Key) -> VariationalParams:
+        means = clustered.fresh(task, key, self.num_clusters, alike=self.first_priors == "equal")
+        return VariationalParams(gaussian.around(means.weights, self.rho), means.stats)
 
-    def init_client(self, task: Task, down: Belief, key: Key) -> Member:
+    def init_client(self, task: Task, down: VariationalParams, key: Key) -> Member:
         del task, key
-        return Member(fresh(_prior(down, 0), self.optimiser) if self.stateful else (), jnp.int32(-1))
+        return Member(init_client_state(_prior(down, 0), self.optimiser) if self.stateful else (), jnp.int32(-1))
 
     def client_update(
-        self, task: Task, down: Belief, client: Member, data: Shard, key: Key
+        self, task: Task, down: VariationalParams, client: Member, data: Shard, key: Key
     ) -> tuple[Member, Message[Assigned], Info]:
-        key_choice, key_work = clusters.split(key, self.num_clusters)
+        key_choice, key_work = clustered.split(key, self.num_clusters)
         chosen = self._choose(task, down, data, key_choice)
         prior = _prior(down, chosen)
         personal, localised, loss = self._local(task, prior, client, data, key_work)
@@ -189,27 +189,29 @@ class CFedBayes(
         kept = Member(personal if self.stateful else (), jnp.where(data.count > 0, chosen, client.cluster))
         return kept, message, {"loss": loss, "divergence": divergence}
 
-    def aggregate(self, task: Task, server: Belief, messages: Message[Assigned], key: Key) -> tuple[Belief, Info]:
+    def aggregate(
+        self, task: Task, server: VariationalParams, messages: Message[Assigned], key: Key
+    ) -> tuple[VariationalParams, Info]:
         del task, key
 
         def move(mean: Any, old: Free) -> Free:
             new = mean if self.average == "params" else gaussian.matching(mean.offset, mean.square, old.mean)
             return trees.axpy(self.beta, trees.sub(new, old), old)
 
-        return clusters.aggregate(server, messages, move)
+        return clustered.aggregate(server, messages, move)
 
-    def personalise(self, task: Task, down: Belief, client: Member, data: Shard, key: Key) -> Blend:
-        key_choice, key_work = clusters.split(key, self.num_clusters)
+    def personalise(self, task: Task, down: VariationalParams, client: Member, data: Shard, key: Key) -> Blend:
+        key_choice, key_work = clustered.split(key, self.num_clusters)
         chosen = self._choose(task, down, data, key_choice)
         prior = _prior(down, chosen)
-        if isinstance(client.personal, Personal):
+        if isinstance(client.personal, ClientState):
             is_placed = client.cluster >= 0
             q, chosen = trees.select(is_placed, client.personal.q, prior), jnp.where(is_placed, client.cluster, chosen)
         else:
             q = self._local(task, prior, client, data, key_work)[0].q
         return Blend(jax.tree.map(lambda leaf: leaf[None], q.weights), q.stats, chosen[None])
 
-    def population(self, task: Task, down: Belief, data: Shard | None, key: Key) -> Blend:
+    def population(self, task: Task, down: VariationalParams, data: Shard | None, key: Key) -> Blend:
         every = jnp.arange(self.num_clusters)
         # The shape cannot follow the data: K times the same prior where they choose one.
         index = every if data is None else jnp.where(data.count > 0, self._choose(task, down, data, key), every)
@@ -235,7 +237,7 @@ class CFedBayes(
         turns = jnp.arange(num) % posterior.cluster.shape[0]
         return jax.lax.map(one, (jax.random.split(key, num), turns))
 
-    def divergence(self, task: Task, down: Belief, posterior: Blend) -> Array:
+    def divergence(self, task: Task, down: VariationalParams, posterior: Blend) -> Array:
         del task
         priors = jax.tree.map(lambda leaf: leaf[posterior.cluster], down.weights)
         parts = jax.vmap(gaussian.kl)(gaussian.of(posterior.weights), gaussian.of(priors))
@@ -244,7 +246,7 @@ class CFedBayes(
     def uncertified(self, task: Task) -> str | None:
         return own_statistics(task)
 
-    def certified(self, task: Task, down: Belief, posterior: Blend) -> Certified:
+    def certified(self, task: Task, down: VariationalParams, posterior: Blend) -> Certified:
         parts = gaussian.of(posterior.weights)
 
         def draw(key: Key) -> Params:
@@ -254,7 +256,7 @@ class CFedBayes(
 
         return Certified(draw, self.divergence(task, down, posterior))  # with log K, since the data chose the prior
 
-    def reference(self, task: Task, down: Belief, payload: Assigned) -> Assigned:
+    def reference(self, task: Task, down: VariationalParams, payload: Assigned) -> Assigned:
         del task
         prior = _prior(down, payload.cluster).weights
         return Assigned(payload.cluster, prior if self.average == "params" else _moments(prior, prior), down.stats)
@@ -262,19 +264,19 @@ class CFedBayes(
     def cluster(self, client: Member) -> Array:
         return client.cluster
 
-    def knowing(self, task: Task, mean: Params, sd: Any) -> Belief:
+    def knowing(self, task: Task, mean: Params, sd: Any) -> VariationalParams:
         """All K priors are the one population."""
         del task
         one = Free(mean.weights, jax.tree.map(gaussian.rho_of, sd))
         num = self.num_clusters
-        return Belief(jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), one), mean.stats)
+        return VariationalParams(jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), one), mean.stats)
 
     def calibrated(self, prior_sd: float, posterior_sd: float) -> "CFedBayes":
         """ζ = 1, since any other tempers the likelihood, and one cluster for one population."""
         del prior_sd, posterior_sd
         return replace(self, zeta=1.0, clusters=1)
 
-    def _choose(self, task: Task, down: Belief, data: Shard, key: Key) -> Array:
+    def _choose(self, task: Task, down: VariationalParams, data: Shard, key: Key) -> Array:
         """The cluster whose prior expects the client's own examples most, eq. (56), by lot among equals; 0 for none."""
         if self.num_clusters == 1:
             return jnp.int32(0)
@@ -289,26 +291,26 @@ class CFedBayes(
             lambda mean, more: jnp.concatenate([mean[None], more]), priors.mean, jax.lax.map(drawn, keys)
         )
         tried = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), stacks)
-        losses = clusters.total_nll(task, Params(tried, down.stats), data)
+        losses = clustered.total_nll(task, Params(tried, down.stats), data)
         losses = jnp.sum(losses.reshape(-1, self.num_clusters), axis=0)
-        best = clusters.least(losses, jax.random.uniform(key_tie, losses.shape))
+        best = clustered.least(losses, jax.random.uniform(key_tie, losses.shape))
         return jnp.where(data.count > 0, best, 0).astype("int32")
 
     def _local(
-        self, task: Task, prior: Belief, client: Member, data: Shard, key: Key
-    ) -> tuple[Personal, Belief, Array]:
+        self, task: Task, prior: VariationalParams, client: Member, data: Shard, key: Key
+    ) -> tuple[ClientState, VariationalParams, Array]:
         """The posterior and w_k after a round's work under a prior, and its mean loss."""
-        nll = alternate.likelihood(task, self.draw, self.samples_per_step)
-        start = fresh(prior, self.optimiser)
-        if isinstance(client.personal, Personal):
+        nll = coupled_vi.likelihood(task, self.draw, self.samples_per_step)
+        start = init_client_state(prior, self.optimiser)
+        if isinstance(client.personal, ClientState):
             start = trees.select(client.cluster >= 0, client.personal, start)
-        how: dict[str, Any] = {"zeta": self.zeta, "prior_rate": self.prior_rate, "follow": self.average == "params"}
-        return alternate.alternate(nll, gaussian, start, prior, data, self.optimiser, self.work, key, **how)
+        how = CoupledFit(self.optimiser, self.work, self.zeta, self.prior_rate, moves_prior=self.average == "params")
+        return coupled_vi.fit_posterior_and_prior(nll, gaussian, start, prior, data, key, how)
 
 
-def _prior(down: Belief, number: Array | int) -> Belief:
+def _prior(down: VariationalParams, number: Array | int) -> VariationalParams:
     """What was broadcast for one cluster."""
-    return Belief(jax.tree.map(lambda leaf: leaf[number], down.weights), down.stats)
+    return VariationalParams(jax.tree.map(lambda leaf: leaf[number], down.weights), down.stats)
 
 
 def _moments(q: Free, prior: Free) -> Moments:

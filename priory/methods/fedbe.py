@@ -37,13 +37,13 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import static, struct
-from priory.fed import public
 from priory.fed.about import About, Paper
 from priory.fed.capabilities import SharedModel
 from priory.fed.checks import at_least, check_fields, positive
 from priory.fed.local import Optimiser, Work, each_batch, finetune, fit
 from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Batch, Shard
+from priory.methods._blocks import public_set
 from priory.models.likelihood import Categorical
 from priory.models.model import Params
 
@@ -139,7 +139,7 @@ class FedBE(Method[Params, Params, tuple[()], Params, Params], SharedModel[Param
         draw = self._gaussian(mean, messages) if self.distribution == "gaussian" else self._dirichlet(mean, messages)
 
         def says(params: Params) -> Array:
-            return public.probabilities(task, params, x, self.distil_batch_size)
+            return public_set.probabilities(task, params, x, self.distil_batch_size)
 
         def add(i: Array, total: Array) -> Array:
             return total + says(Params(draw(jax.random.fold_in(key, i)), mean.stats))
@@ -182,7 +182,7 @@ class FedBE(Method[Params, Params, tuple[()], Params, Params], SharedModel[Param
 
     def _distilled(self, task: Task, mean: Params, target: Array, key: Key) -> tuple[Params, Array]:
         """The mean of the student's iterates after half of its work, and its mean loss; statistics stay."""
-        inputs = public.as_shard(_public(task))
+        inputs = public_set.as_shard(_public(task))
         work = Work(epochs=self.distil_epochs, batch_size=min(self.distil_batch_size, inputs.capacity))
         half = self.distil_epochs * math.ceil(inputs.capacity / work.batch_size) // 2
         transform = Optimiser("sgd", self.distil_step_size, self.distil_momentum).build()

@@ -47,14 +47,14 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
-from priory.fed import alternate, public
 from priory.fed.about import About, Paper
-from priory.fed.alternate import Belief
 from priory.fed.capabilities import Draws, PosteriorCheck
 from priory.fed.checks import at_least, check_fields, finite, positive
 from priory.fed.local import Optimiser, Work, each_batch, fit
 from priory.fed.method import Info, Message, Method, Predictive, Task, equally
 from priory.fed.shard import Batch, Shard
+from priory.methods._blocks import coupled_vi, public_set
+from priory.methods._blocks.coupled_vi import VariationalParams
 from priory.models.likelihood import Categorical
 from priory.models.model import Params
 
@@ -96,12 +96,12 @@ class Client:
         phi: Φ_i, what it said last.
     """
 
-    q: Belief
+    q: VariationalParams
     phi: Array
 
 
 @struct
-class FedBNN(Method[Server, Array, Client, Array, Belief], Draws[Belief], PosteriorCheck[Array]):
+class FedBNN(Method[Server, Array, Client, Array, VariationalParams], Draws[VariationalParams], PosteriorCheck[Array]):
     """FedBNN, collaboration in function space.
 
     Attributes:
@@ -177,7 +177,7 @@ class FedBNN(Method[Server, Array, Client, Array, Belief], Draws[Belief], Poster
 
     def init_client(self, task: Task, down: Array, key: Key) -> Client:
         drawn = task.init(key)
-        q = Belief(gaussian.around(drawn.weights, self.rho), drawn.stats)
+        q = VariationalParams(gaussian.around(drawn.weights, self.rho), drawn.stats)
         return Client(q, jnp.full_like(down, 1 / down.shape[1]))
 
     def client_update(
@@ -217,16 +217,16 @@ class FedBNN(Method[Server, Array, Client, Array, Belief], Draws[Belief], Poster
         mean = _rows(cache.total / jnp.where(weight > 0, weight, 1.0))
         return trees.select(jnp.any(there), Server(mean, cache), server), {}
 
-    def personalise(self, task: Task, down: Array, client: Client, data: Shard, key: Key) -> Belief:
+    def personalise(self, task: Task, down: Array, client: Client, data: Shard, key: Key) -> VariationalParams:
         del task, down, data, key
         return client.q
 
-    def predict(self, task: Task, posterior: Belief, x: Array, key: Key) -> Predictive:
+    def predict(self, task: Task, posterior: VariationalParams, x: Array, key: Key) -> Predictive:
         return equally(task, self.draws(task, posterior, key, self.samples), x)
 
-    def draws(self, task: Task, posterior: Belief, key: Key, num: int) -> Params:
+    def draws(self, task: Task, posterior: VariationalParams, key: Key, num: int) -> Params:
         del task
-        return alternate.networks(posterior, key, num)
+        return coupled_vi.draw_networks(posterior, key, num)
 
     def reference(self, task: Task, down: Array, payload: Array) -> Array:
         del task, down
@@ -259,13 +259,13 @@ class FedBNN(Method[Server, Array, Client, Array, Belief], Draws[Belief], Poster
         centre = jax.tree.map(lambda leaf: jnp.where(heard, leaf, 0.0), client.q.weights.mean)
         start = gaussian.around(centre, wide)
         target = self.gamma * down + (1 - self.gamma) * client.phi
-        inputs = public.as_shard(_alignment(task))
+        inputs = public_set.as_shard(_alignment(task))
         solver = replace(self.optimiser, step_size=self.optimiser.step_size * self.prior_rate)
         work = Work(epochs=self.prior_epochs, batch_size=min(self.work.batch_size, inputs.capacity))
 
         def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
             row = batch.y  # of the alignment set
-            said = self._mean_softmax(task, Belief(params.weights, client.q.stats), batch.x, key)
+            said = self._mean_softmax(task, VariationalParams(params.weights, client.q.stats), batch.x, key)
             return jnp.sum(batch.mask * self._distance(down[row], target[row], said)) / jnp.sum(batch.mask), ()
 
         fitted, loss = jax.lax.cond(
@@ -282,9 +282,11 @@ class FedBNN(Method[Server, Array, Client, Array, Belief], Draws[Belief], Poster
             return -jnp.sum(down * _log(self.gamma * down + (1 - self.gamma) * said), axis=-1)
         return -jnp.sum(target * _log(said), axis=-1)
 
-    def _posterior(self, task: Task, q: Belief, prior: Free, data: Shard, key: Key) -> tuple[Belief, Array]:
+    def _posterior(
+        self, task: Task, q: VariationalParams, prior: Free, data: Shard, key: Key
+    ) -> tuple[VariationalParams, Array]:
         """The posterior after the local work under a prior that stands still, and the mean of its likelihood term."""
-        nll = alternate.likelihood(task, self.draw, self.samples_per_step)
+        nll = coupled_vi.likelihood(task, self.draw, self.samples_per_step)
         transform, w = self.optimiser.build(), gaussian.of(prior)
         share = self.zeta / jnp.maximum(data.count, 1).astype(jnp.float32)
 
@@ -298,16 +300,16 @@ class FedBNN(Method[Server, Array, Client, Array, Belief], Draws[Belief], Poster
 
         start = (q.weights, q.stats, transform.init(q.weights), jnp.float32(0), jnp.int32(0))
         free, stats, _, total, steps = each_batch(step, start, data, self.work, key)
-        return Belief(free, stats), total / jnp.maximum(steps, 1)
+        return VariationalParams(free, stats), total / jnp.maximum(steps, 1)
 
-    def _says(self, task: Task, q: Belief, key: Key) -> Array:
+    def _says(self, task: Task, q: VariationalParams, key: Key) -> Array:
         """Φ_i on the alignment set, (inputs, classes)."""
         x = _alignment(task)
         draws = self.draws(task, q, key, self.samples)
-        said = jax.lax.map(lambda params: public.probabilities(task, params, x, self.work.batch_size), draws)
+        said = jax.lax.map(lambda params: public_set.probabilities(task, params, x, self.work.batch_size), draws)
         return jnp.mean(said, axis=0)
 
-    def _mean_softmax(self, task: Task, belief: Belief, x: Array, key: Key) -> Array:
+    def _mean_softmax(self, task: Task, belief: VariationalParams, x: Array, key: Key) -> Array:
         """The mean over draws of the probabilities, with a gradient to the belief."""
         at = gaussian.of(belief.weights)
 
@@ -342,7 +344,7 @@ def _heard(down: Array) -> Array:
     return jnp.sum(down) > 0
 
 
-def _begin(q: Belief, prior: Free, heard: Array) -> Belief:
+def _begin(q: VariationalParams, prior: Free, heard: Array) -> VariationalParams:
     """Where the local work begins: at the prior's means, with the client's own widths."""
     mean = trees.select(heard, prior.mean, q.weights.mean)
     return replace(q, weights=replace(q.weights, mean=mean))

@@ -49,11 +49,11 @@ from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
 from priory.fed.about import About, Paper
 from priory.fed.capabilities import Certified, Certifies, Draws, Evidence, PosteriorCheck, SharedModel
-from priory.fed.certified import own_statistics, trained_head
 from priory.fed.checks import at_least, check_fields, positive
 from priory.fed.local import Optimiser, Pull, Work, check_finetune, finetune_work, fit, total_nll
 from priory.fed.method import Info, Message, Method, Predictive, Task, equally, point
 from priory.fed.shard import Batch, Shard
+from priory.methods._blocks.certified import own_statistics, trained_head
 from priory.models import columns
 from priory.models.model import Params
 

@@ -59,7 +59,6 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
-from priory.fed import mixed
 from priory.fed.about import About, Paper
 from priory.fed.capabilities import (
     MOST_EFFECTS,
@@ -75,6 +74,7 @@ from priory.fed.checks import at_least, choices, positive
 from priory.fed.local import Optimiser
 from priory.fed.method import Info, Message, Method, Predictive, Task
 from priory.fed.shard import Batch, Shard
+from priory.methods._blocks.mixed_effects import Mixed
 from priory.models.model import Params
 
 Weights = Any
@@ -291,7 +291,7 @@ class FedPop(
     ) -> tuple[Weights, Message[Gradients], Info]:
         key_start, key_size, key_chain, key_score, key_body = jax.random.split(key, 5)
         start = client if self.stateful else self._from_prior(down, key_start)
-        model = mixed.Mixed(task, Params(down.phi, down.stats), start)
+        model = Mixed(task, Params(down.phi, down.stats), start)
         key_rows, key_bound = jax.random.split(key_size)
         target = self._target(model, self._rows(model, data, key_rows), down.beta, start, data, key_bound)
         gamma = self._step_size(target, start)
@@ -339,7 +339,7 @@ class FedPop(
         phi = Params(down.phi, down.stats)
 
         def chain(start: Weights, key_size: Key, key: Key) -> Weights:
-            model = mixed.Mixed(task, phi, start)
+            model = Mixed(task, phi, start)
             key_rows, key_bound = jax.random.split(key_size)
             rows = self._rows(model, data, key_rows)
             if self.prior_draws:
@@ -361,7 +361,7 @@ class FedPop(
     def predict(self, task: Task, posterior: Samples, x: Array, key: Key) -> Predictive:
         del key
         zs = _flat(posterior.z)
-        return mixed.Mixed(task, posterior.phi, self._one(zs)).predict(zs, x)
+        return Mixed(task, posterior.phi, self._one(zs)).predict(zs, x)
 
     def draws(self, task: Task, posterior: Samples, key: Key, num: int) -> Params:
         """Networks drawn from a posterior with replacement, on axis 0."""
@@ -480,13 +480,13 @@ class FedPop(
     def _samples_data(self) -> bool:
         return self.kernel in ("sgld", "psgld")
 
-    def _rows(self, model: mixed.Mixed, data: Shard, key: Key) -> Batch:
+    def _rows(self, model: Mixed, data: Shard, key: Key) -> Batch:
         """All examples of a client, or for a kernel that draws some, those that its curvature is bounded by."""
         if self._samples_data:
             return model.seen(data.batch(key, BOUND_BATCHES * self.batch_size))
         return model.seen_whole(data, self.batch_size)
 
-    def _target(self, model: mixed.Mixed, rows: Batch, beta: Prior, z: Weights, data: Shard, key: Key) -> Target:
+    def _target(self, model: Mixed, rows: Batch, beta: Prior, z: Weights, data: Shard, key: Key) -> Target:
         """What a client's chain samples; its curvature is bounded at z."""
         factor = bound_factor = jnp.float32(1)
         if self._samples_data:
@@ -525,7 +525,7 @@ class FedPop(
         return jax.tree.map(lambda a, b: target.share * a + (1 - target.share) * b, centred, other)
 
     def _over_priors(
-        self, model: mixed.Mixed, rows: Batch, betas: Normal, start: Weights, data: Shard, key_bound: Key, key: Key
+        self, model: Mixed, rows: Batch, betas: Normal, start: Weights, data: Shard, key_bound: Key, key: Key
     ) -> Weights:
         """One draw of z under each draw of β, the chain going on from one to the next."""
 

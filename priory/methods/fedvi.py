@@ -50,10 +50,10 @@ from priory.core.struct import replace, static, struct
 from priory.fed.about import About, Paper
 from priory.fed.capabilities import Advises, Certified, Certifies, Draws, PosteriorCheck, SharedModel, Unlabelled
 from priory.fed.checks import at_least, check_fields, positive
-from priory.fed.embedding import Embedding, Layer
 from priory.fed.local import Optimiser, Work, each_batch, fit
 from priory.fed.method import Info, Message, Method, Predictive, Task, equally, even_mixture, point
 from priory.fed.shard import Batch, Pool, Shard
+from priory.methods._blocks.embedding import Embedding, Layer
 from priory.models.model import Params
 from priory.models.sets import SetNet
 

@@ -36,14 +36,14 @@ from jax import Array
 from priory.bayes import mixture
 from priory.core.rng import Key
 from priory.core.struct import static, struct
-from priory.fed import clusters
 from priory.fed.about import About, Paper
 from priory.fed.capabilities import Clustered, SharedModel
 from priory.fed.checks import at_least, check_fields
-from priory.fed.clusters import Assigned
 from priory.fed.local import Optimiser, Work, check_finetune, finetune_work, fit
 from priory.fed.method import Info, Message, Method, Predictive, Task, equally
 from priory.fed.shard import Shard
+from priory.methods._blocks import clustered
+from priory.methods._blocks.clustered import Assigned
 from priory.models.model import Params
 
 
@@ -80,7 +80,7 @@ class FeSEM(Method[Params, Params, Array, Assigned, Params], SharedModel[Params,
         check_finetune(self)
 
     def init_server(self, task: Task, key: Key) -> Params:
-        return clusters.fresh(task, key, self.clusters, alike=self.first_networks == "equal")
+        return clustered.fresh(task, key, self.clusters, alike=self.first_networks == "equal")
 
     def init_client(self, task: Task, down: Params, key: Key) -> Array:
         del task, down, key
@@ -89,12 +89,12 @@ class FeSEM(Method[Params, Params, Array, Assigned, Params], SharedModel[Params,
     def client_update(
         self, task: Task, down: Params, client: Array, data: Shard, key: Key
     ) -> tuple[Array, Message[Assigned], Info]:
-        key_choice, key_work = clusters.split(key, self.clusters)
+        key_choice, key_work = clustered.split(key, self.clusters)
         before = self._placed(task, down, client, data, key_choice)
-        params, loss = fit(task.nll, clusters.pick(down, before), data, self.optimiser, self.work, key_work)
+        params, loss = fit(task.nll, clustered.pick(down, before), data, self.optimiser, self.work, key_work)
         distances = mixture.squared_distances(params.weights, down.weights)
         stays = (jnp.arange(self.clusters) == before).astype("float32")  # among centres that are equally near
-        nearest = clusters.least(distances, stays).astype("int32")  # E-step
+        nearest = clustered.least(distances, stays).astype("int32")  # E-step
         sent = Assigned(nearest, params.weights, params.stats)
         kept = jnp.where(data.count > 0, nearest, client)
         info = {"loss": loss, "distance": jnp.sqrt(distances[nearest])}
@@ -102,11 +102,11 @@ class FeSEM(Method[Params, Params, Array, Assigned, Params], SharedModel[Params,
 
     def aggregate(self, task: Task, server: Params, messages: Message[Assigned], key: Key) -> tuple[Params, Info]:
         del task, key
-        return clusters.aggregate(server, messages)  # M-step
+        return clustered.aggregate(server, messages)  # M-step
 
     def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Params:
-        key_choice, key_work = clusters.split(key, self.clusters)
-        start = clusters.pick(down, self._placed(task, down, client, data, key_choice))
+        key_choice, key_work = clustered.split(key, self.clusters)
+        start = clustered.pick(down, self._placed(task, down, client, data, key_choice))
         optimiser, work = finetune_work(self)
         own, _ = fit(task.nll, start, data, optimiser, work, key_work)
         return jax.tree.map(lambda leaf: leaf[None], own)
@@ -114,10 +114,10 @@ class FeSEM(Method[Params, Params, Array, Assigned, Params], SharedModel[Params,
     def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
         every = jnp.arange(self.clusters)
         if data is None:
-            return clusters.several(down, every)
-        chosen = clusters.choose(task, down, data, clusters.draw_lots(key, self.clusters))
+            return clustered.several(down, every)
+        chosen = clustered.choose(task, down, data, clustered.draw_lots(key, self.clusters))
         # The shape cannot follow the data: K times the same network where they choose one.
-        return clusters.several(down, jnp.where(data.count > 0, chosen, every))
+        return clustered.several(down, jnp.where(data.count > 0, chosen, every))
 
     def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
         del key
@@ -125,12 +125,12 @@ class FeSEM(Method[Params, Params, Array, Assigned, Params], SharedModel[Params,
 
     def reference(self, task: Task, down: Params, payload: Assigned) -> Assigned:
         del task
-        return clusters.reference(down, payload)
+        return clustered.reference(down, payload)
 
     def cluster(self, client: Array) -> Array:
         return client
 
     def _placed(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Array:
         """The client's cluster, or for one that has none yet that with the lowest loss on its own examples."""
-        lots = clusters.draw_lots(key, self.clusters)
-        return jax.lax.cond(client >= 0, lambda: client, lambda: clusters.choose(task, down, data, lots))
+        lots = clustered.draw_lots(key, self.clusters)
+        return jax.lax.cond(client >= 0, lambda: client, lambda: clustered.choose(task, down, data, lots))

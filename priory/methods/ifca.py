@@ -30,14 +30,14 @@ from jax import Array
 
 from priory.core.rng import Key
 from priory.core.struct import static, struct
-from priory.fed import clusters
 from priory.fed.about import About, Paper
 from priory.fed.capabilities import Clustered, SharedModel
 from priory.fed.checks import at_least, check_fields
-from priory.fed.clusters import Assigned
 from priory.fed.local import Optimiser, Work, check_finetune, finetune_work, fit
 from priory.fed.method import Info, Message, Method, Predictive, Task, equally
 from priory.fed.shard import Shard
+from priory.methods._blocks import clustered
+from priory.methods._blocks.clustered import Assigned
 from priory.models.model import Params
 
 
@@ -80,7 +80,7 @@ class IFCA(Method[Params, Params, Array, Assigned, Params], SharedModel[Params, 
         check_finetune(self)
 
     def init_server(self, task: Task, key: Key) -> Params:
-        return clusters.fresh(task, key, self.clusters, alike=self.first_networks == "equal")
+        return clustered.fresh(task, key, self.clusters, alike=self.first_networks == "equal")
 
     def init_client(self, task: Task, down: Params, key: Key) -> Array:
         del task, down, key
@@ -89,9 +89,9 @@ class IFCA(Method[Params, Params, Array, Assigned, Params], SharedModel[Params, 
     def client_update(
         self, task: Task, down: Params, client: Array, data: Shard, key: Key
     ) -> tuple[Array, Message[Assigned], Info]:
-        key_choice, key_work = clusters.split(key, self.clusters)
+        key_choice, key_work = clustered.split(key, self.clusters)
         chosen = self._choose(task, down, data, key_choice)
-        start = clusters.pick(down, chosen)
+        start = clustered.pick(down, chosen)
         params, loss = fit(task.nll, start, data, self.optimiser, self.work, key_work)
         sent = Assigned(chosen, params.weights, params.stats)
         kept = jnp.where(data.count > 0, chosen, client)
@@ -99,11 +99,11 @@ class IFCA(Method[Params, Params, Array, Assigned, Params], SharedModel[Params, 
 
     def aggregate(self, task: Task, server: Params, messages: Message[Assigned], key: Key) -> tuple[Params, Info]:
         del task, key
-        return clusters.aggregate(server, messages)
+        return clustered.aggregate(server, messages)
 
     def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Params:
-        key_choice, key_work = clusters.split(key, self.clusters)
-        start = clusters.pick(down, self._choose(task, down, data, key_choice))
+        key_choice, key_work = clustered.split(key, self.clusters)
+        start = clustered.pick(down, self._choose(task, down, data, key_choice))
         optimiser, work = finetune_work(self)
         own, _ = fit(task.nll, start, data, optimiser, work, key_work)
         return jax.tree.map(lambda leaf: leaf[None], own)
@@ -112,7 +112,7 @@ class IFCA(Method[Params, Params, Array, Assigned, Params], SharedModel[Params, 
         every = jnp.arange(self.clusters)
         # The shape cannot follow the data: K times the same network where they choose one.
         index = every if data is None else jnp.where(data.count > 0, self._choose(task, down, data, key), every)
-        return clusters.several(down, index)
+        return clustered.several(down, index)
 
     def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
         del key
@@ -120,11 +120,11 @@ class IFCA(Method[Params, Params, Array, Assigned, Params], SharedModel[Params, 
 
     def reference(self, task: Task, down: Params, payload: Assigned) -> Assigned:
         del task
-        return clusters.reference(down, payload)
+        return clustered.reference(down, payload)
 
     def cluster(self, client: Array) -> Array:
         return client
 
     def _choose(self, task: Task, down: Params, data: Shard, key: Key) -> Array:
         """The cluster with the lowest loss on the client's own examples."""
-        return clusters.choose(task, down, data, clusters.draw_lots(key, self.clusters))
+        return clustered.choose(task, down, data, clustered.draw_lots(key, self.clusters))

@@ -32,10 +32,10 @@ from priory.core.struct import static, struct
 from priory.fed.about import About, Paper
 from priory.fed.capabilities import SharedModel
 from priory.fed.checks import at_least, check_fields, positive
-from priory.fed.embedding import Embedding
 from priory.fed.local import Optimiser, Work, fit
 from priory.fed.method import Info, Message, Method, Predictive, Task
 from priory.fed.shard import Shard
+from priory.methods._blocks.embedding import Embedding
 from priory.models.features import Split
 from priory.models.likelihood import Categorical
 from priory.models.model import Params

@@ -39,15 +39,15 @@ from priory.bayes.gaussian import Free
 from priory.core import trees
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
-from priory.fed import alternate
 from priory.fed.about import About, Paper
-from priory.fed.alternate import Belief, Personal, fresh
 from priory.fed.capabilities import Certified, Certifies, Draws, PosteriorCheck, SharedModel
-from priory.fed.certified import own_statistics
 from priory.fed.checks import at_least
 from priory.fed.local import Optimiser, Work
 from priory.fed.method import Info, Message, Method, Predictive, Task, equally, point
 from priory.fed.shard import Shard
+from priory.methods._blocks import coupled_vi
+from priory.methods._blocks.certified import own_statistics
+from priory.methods._blocks.coupled_vi import ClientState, CoupledFit, VariationalParams, init_client_state
 from priory.models.model import Params
 
 
@@ -62,11 +62,11 @@ class Moments:
 
 @struct
 class PFedBayes(
-    Method[Belief, Belief, Any, Any, Belief],
-    SharedModel[Belief, Belief],
-    Draws[Belief],
-    Certifies[Belief, Belief],
-    PosteriorCheck[Belief],
+    Method[VariationalParams, VariationalParams, Any, Any, VariationalParams],
+    SharedModel[VariationalParams, VariationalParams],
+    Draws[VariationalParams],
+    Certifies[VariationalParams, VariationalParams],
+    PosteriorCheck[VariationalParams],
 ):
     """pFedBayes, Gaussian variational personalisation.
 
@@ -112,19 +112,19 @@ class PFedBayes(
     certifies: ClassVar[str] = "the client's Gaussian"
 
     def check(self) -> None:
-        alternate.check(self)
+        coupled_vi.check(self)
         at_least("samples", self.samples, 0)
 
-    def init_server(self, task: Task, key: Key) -> Belief:
+    def init_server(self, task: Task, key: Key) -> VariationalParams:
         drawn = task.init(key)
-        return Belief(gaussian.around(drawn.weights, self.rho), drawn.stats)
+        return VariationalParams(gaussian.around(drawn.weights, self.rho), drawn.stats)
 
-    def init_client(self, task: Task, down: Belief, key: Key) -> Any:
+    def init_client(self, task: Task, down: VariationalParams, key: Key) -> Any:
         del task, key
-        return fresh(down, self.optimiser) if self.stateful else ()
+        return init_client_state(down, self.optimiser) if self.stateful else ()
 
     def client_update(
-        self, task: Task, down: Belief, client: Any, data: Shard, key: Key
+        self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key
     ) -> tuple[Any, Message[Any], Info]:
         personal, localised, loss = self._local(task, down, client, data, key)
         divergence = self.divergence(task, down, personal.q)
@@ -132,65 +132,69 @@ class PFedBayes(
         message = Message(payload, weight=(data.count > 0).astype("float32"))
         return personal if self.stateful else (), message, {"loss": loss, "divergence": divergence}
 
-    def aggregate(self, task: Task, server: Belief, messages: Message[Any], key: Key) -> tuple[Belief, Info]:
+    def aggregate(
+        self, task: Task, server: VariationalParams, messages: Message[Any], key: Key
+    ) -> tuple[VariationalParams, Info]:
         del task, key
         mean = trees.weighted_mean(
             messages.payload, messages.weight, otherwise=jax.tree.map(lambda leaf: leaf[0], messages.payload)
         )
         weights = mean.weights if self.average == "params" else self._matched(server, mean)
         moved = trees.axpy(self.beta, trees.sub(weights, server.weights), server.weights)
-        return trees.select(jnp.sum(messages.weight) > 0, Belief(moved, mean.stats), server), {}
+        return trees.select(jnp.sum(messages.weight) > 0, VariationalParams(moved, mean.stats), server), {}
 
-    def personalise(self, task: Task, down: Belief, client: Any, data: Shard, key: Key) -> Belief:
+    def personalise(self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key) -> VariationalParams:
         if self.stateful:
             # Without examples q_k only trails behind w.
             return trees.select(data.count > 0, client.q, down)
         return self._local(task, down, client, data, key)[0].q
 
-    def predict(self, task: Task, posterior: Belief, x: Array, key: Key) -> Predictive:
+    def predict(self, task: Task, posterior: VariationalParams, x: Array, key: Key) -> Predictive:
         if self.samples == 0:
             return point(task.model.apply(Params(posterior.weights.mean, posterior.stats), x)[0])
         return equally(task, self.draws(task, posterior, key, self.samples), x)
 
-    def draws(self, task: Task, posterior: Belief, key: Key, num: int) -> Params:
+    def draws(self, task: Task, posterior: VariationalParams, key: Key, num: int) -> Params:
         del task
-        return alternate.networks(posterior, key, num)
+        return coupled_vi.draw_networks(posterior, key, num)
 
-    def divergence(self, task: Task, down: Belief, posterior: Belief) -> Array:
+    def divergence(self, task: Task, down: VariationalParams, posterior: VariationalParams) -> Array:
         del task
         return gaussian.kl(gaussian.of(posterior.weights), gaussian.of(down.weights))
 
     def uncertified(self, task: Task) -> str | None:
         return own_statistics(task)
 
-    def certified(self, task: Task, down: Belief, posterior: Belief) -> Certified:
+    def certified(self, task: Task, down: VariationalParams, posterior: VariationalParams) -> Certified:
         q = gaussian.of(posterior.weights)
         return Certified(lambda key: Params(gaussian.draw(key, q), down.stats), self.divergence(task, down, posterior))
 
-    def reference(self, task: Task, down: Belief, payload: Any) -> Any:
+    def reference(self, task: Task, down: VariationalParams, payload: Any) -> Any:
         del task, payload
         if self.average == "params":
             return down
         return self._moments(down, down)
 
-    def knowing(self, task: Task, mean: Params, sd: Any) -> Belief:
+    def knowing(self, task: Task, mean: Params, sd: Any) -> VariationalParams:
         del task
-        return Belief(Free(mean.weights, jax.tree.map(gaussian.rho_of, sd)), mean.stats)
+        return VariationalParams(Free(mean.weights, jax.tree.map(gaussian.rho_of, sd)), mean.stats)
 
     def calibrated(self, prior_sd: float, posterior_sd: float) -> "PFedBayes":
         """ζ = 1: any other tempers the likelihood."""
         del prior_sd, posterior_sd
         return replace(self, zeta=1.0)
 
-    def _local(self, task: Task, down: Belief, client: Any, data: Shard, key: Key) -> tuple[Personal, Belief, Array]:
+    def _local(
+        self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key
+    ) -> tuple[ClientState, VariationalParams, Array]:
         """The posterior and w_k after a round's work, and its mean loss."""
-        nll = alternate.likelihood(task, self.draw, self.samples_per_step)
-        start = client if self.stateful else fresh(down, self.optimiser)
-        how: dict[str, Any] = {"zeta": self.zeta, "prior_rate": self.prior_rate, "follow": self.average == "params"}
-        return alternate.alternate(nll, gaussian, start, down, data, self.optimiser, self.work, key, **how)
+        nll = coupled_vi.likelihood(task, self.draw, self.samples_per_step)
+        start = client if self.stateful else init_client_state(down, self.optimiser)
+        how = CoupledFit(self.optimiser, self.work, self.zeta, self.prior_rate, moves_prior=self.average == "params")
+        return coupled_vi.fit_posterior_and_prior(nll, gaussian, start, down, data, key, how)
 
-    def _moments(self, q: Belief, down: Belief) -> Moments:
+    def _moments(self, q: VariationalParams, down: VariationalParams) -> Moments:
         return Moments(*gaussian.moments(gaussian.of(q.weights), down.weights.mean), q.stats)
 
-    def _matched(self, server: Belief, mean: Moments) -> Free:
+    def _matched(self, server: VariationalParams, mean: Moments) -> Free:
         return gaussian.matching(mean.offset, mean.square, server.weights.mean)

@@ -27,14 +27,14 @@ from jax import Array
 
 from priory.core.rng import Key
 from priory.core.struct import static, struct
-from priory.fed import clusters
 from priory.fed.about import About, Paper
 from priory.fed.capabilities import Clustered, SharedModel
 from priory.fed.checks import at_least, check_fields
-from priory.fed.clusters import Assigned
 from priory.fed.local import Optimiser, Work, check_finetune, finetune, fit
 from priory.fed.method import Info, Message, Method, Predictive, Task, equally, point
 from priory.fed.shard import Shard
+from priory.methods._blocks import clustered
+from priory.methods._blocks.clustered import Assigned
 from priory.models.model import Params
 
 
@@ -73,7 +73,7 @@ class RandomGroups(Method[Params, Params, Array, Assigned, Params], SharedModel[
         check_finetune(self)
 
     def init_server(self, task: Task, key: Key) -> Params:
-        return clusters.fresh(task, key, self.num_networks, alike=False, name="num-networks")
+        return clustered.fresh(task, key, self.num_networks, alike=False, name="num-networks")
 
     def init_client(self, task: Task, down: Params, key: Key) -> Array:
         del task, down
@@ -82,30 +82,30 @@ class RandomGroups(Method[Params, Params, Array, Assigned, Params], SharedModel[
     def client_update(
         self, task: Task, down: Params, client: Array, data: Shard, key: Key
     ) -> tuple[Array, Message[Assigned], Info]:
-        params, loss = fit(task.nll, clusters.pick(down, client), data, self.optimiser, self.work, key)
+        params, loss = fit(task.nll, clustered.pick(down, client), data, self.optimiser, self.work, key)
         sent = Assigned(client, params.weights, params.stats)
         return client, Message(sent, weight=data.count.astype("float32")), {"loss": loss}
 
     def aggregate(self, task: Task, server: Params, messages: Message[Assigned], key: Key) -> tuple[Params, Info]:
         del task, key
-        return clusters.aggregate(server, messages)
+        return clustered.aggregate(server, messages)
 
     def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Params:
         if self.predict_with == "group":
-            return finetune(self, task, clusters.pick(down, client), data, key)
+            return finetune(self, task, clustered.pick(down, client), data, key)
 
         def tuned(network_and_key: tuple[Params, Key]) -> Params:
             network, key = network_and_key
             return finetune(self, task, network, data, key)
 
         keys = key[None] if self.num_networks == 1 else jax.random.split(key, self.num_networks)
-        return jax.lax.map(tuned, (clusters.several(down, jnp.arange(self.num_networks)), keys))
+        return jax.lax.map(tuned, (clustered.several(down, jnp.arange(self.num_networks)), keys))
 
     def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
         del data
         if self.predict_with == "group":
-            return clusters.pick(down, self.init_client(task, down, key))
-        return clusters.several(down, jnp.arange(self.num_networks))
+            return clustered.pick(down, self.init_client(task, down, key))
+        return clustered.several(down, jnp.arange(self.num_networks))
 
     def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
         del key
@@ -115,7 +115,7 @@ class RandomGroups(Method[Params, Params, Array, Assigned, Params], SharedModel[
 
     def reference(self, task: Task, down: Params, payload: Assigned) -> Assigned:
         del task
-        return clusters.reference(down, payload)
+        return clustered.reference(down, payload)
 
     def cluster(self, client: Array) -> Array:
         return client

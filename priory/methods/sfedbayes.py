@@ -40,16 +40,16 @@ from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import replace, static, struct
-from priory.fed import alternate
 from priory.fed.about import About, Paper
-from priory.fed.alternate import Belief, Personal, fresh
 from priory.fed.capabilities import Certified, Certifies, Draws, PosteriorCheck, SharedModel, SparseUplink
-from priory.fed.certified import own_statistics
 from priory.fed.checks import at_least, positive
 from priory.fed.local import Optimiser, Work
 from priory.fed.method import Info, Message, Method, Predictive, Task, equally, point
 from priory.fed.shard import Shard
 from priory.fed.thin import Thin
+from priory.methods._blocks import coupled_vi
+from priory.methods._blocks.certified import own_statistics
+from priory.methods._blocks.coupled_vi import ClientState, CoupledFit, VariationalParams, init_client_state
 from priory.models.model import Params
 
 Weights = Any
@@ -67,12 +67,12 @@ class Update:
 
 @struct
 class SFedBayes(
-    Method[Belief, Belief, Any, Update, Belief],
-    SharedModel[Belief, Belief],
-    Draws[Belief],
-    Certifies[Belief, Belief],
-    PosteriorCheck[Belief],
-    SparseUplink[Belief, Update],
+    Method[VariationalParams, VariationalParams, Any, Update, VariationalParams],
+    SharedModel[VariationalParams, VariationalParams],
+    Draws[VariationalParams],
+    Certifies[VariationalParams, VariationalParams],
+    PosteriorCheck[VariationalParams],
+    SparseUplink[VariationalParams, Update],
 ):
     """sFedBayes, sparse variational personalisation.
 
@@ -122,7 +122,7 @@ class SFedBayes(
     certifies: ClassVar[str] = "the client's Gaussian with gates, whichever way `prediction` predicts"
 
     def check(self) -> None:
-        alternate.check(self)
+        coupled_vi.check(self)
         if not 0 < self.inclusion < 1:
             raise UsageError(f"inclusion={self.inclusion} lies outside (0, 1); choose a probability such as 0.99.")
         positive("temperature", self.temperature)
@@ -130,16 +130,16 @@ class SFedBayes(
             raise UsageError(f"tol={self.tol} lies outside [0, 1); choose a probability such as 0.1, or 0 to send all.")
         at_least("samples", self.samples, 1 if self.prediction == "sample" else 0)
 
-    def init_server(self, task: Task, key: Key) -> Belief:
+    def init_server(self, task: Task, key: Key) -> VariationalParams:
         drawn = task.init(key)
-        return Belief(spike_slab.around(drawn.weights, self.rho, self.inclusion), drawn.stats)
+        return VariationalParams(spike_slab.around(drawn.weights, self.rho, self.inclusion), drawn.stats)
 
-    def init_client(self, task: Task, down: Belief, key: Key) -> Any:
+    def init_client(self, task: Task, down: VariationalParams, key: Key) -> Any:
         del task, key
-        return fresh(down, self.optimiser) if self.stateful else ()
+        return init_client_state(down, self.optimiser) if self.stateful else ()
 
     def client_update(
-        self, task: Task, down: Belief, client: Any, data: Shard, key: Key
+        self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key
     ) -> tuple[Any, Message[Update], Info]:
         personal, localised, loss = self._local(task, down, client, data, key)
         divergence = self.divergence(task, down, personal.q)
@@ -149,7 +149,9 @@ class SFedBayes(
         info = {"loss": loss, "divergence": divergence, "density": density}
         return personal if self.stateful else (), message, info
 
-    def aggregate(self, task: Task, server: Belief, messages: Message[Update], key: Key) -> tuple[Belief, Info]:
+    def aggregate(
+        self, task: Task, server: VariationalParams, messages: Message[Update], key: Key
+    ) -> tuple[VariationalParams, Info]:
         del task, key
         mean = trees.weighted_mean(
             messages.payload, messages.weight, otherwise=jax.tree.map(lambda leaf: leaf[0], messages.payload)
@@ -158,7 +160,7 @@ class SFedBayes(
         now, then = (mean.mean, mean.rho, mean.inclusion), (before.mean, before.rho, before.inclusion)
         centre, rho, inclusion = trees.axpy(self.beta, trees.sub(now, then), then)
         moved = Free(centre, rho, jax.tree.map(spike_slab.logit_of, inclusion))
-        return trees.select(jnp.sum(messages.weight) > 0, Belief(moved, mean.stats), server), {}
+        return trees.select(jnp.sum(messages.weight) > 0, VariationalParams(moved, mean.stats), server), {}
 
     def thin(self, payload: Update) -> Thin:
         if self.tol == 0:
@@ -170,7 +172,7 @@ class SFedBayes(
 
         return Thin(kept, (part(payload.mean), part(payload.rho), part(payload.inclusion)), payload.stats)
 
-    def fill(self, task: Task, down: Belief, thin: Thin) -> Update:
+    def fill(self, task: Task, down: VariationalParams, thin: Thin) -> Update:
         del task
         if self.tol == 0:
             return thin.rest
@@ -181,18 +183,18 @@ class SFedBayes(
 
         return Update(whole(mean, down.weights.mean), whole(rho, down.weights.rho), inclusion, thin.rest)
 
-    def personalise(self, task: Task, down: Belief, client: Any, data: Shard, key: Key) -> Belief:
+    def personalise(self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key) -> VariationalParams:
         if not self.stateful:
             return self._local(task, down, client, data, key)[0].q
         return trees.select(data.count > 0, client.q, down)
 
-    def predict(self, task: Task, posterior: Belief, x: Array, key: Key) -> Predictive:
+    def predict(self, task: Task, posterior: VariationalParams, x: Array, key: Key) -> Predictive:
         if self.prediction != "sample":
             centre = spike_slab.mean_of if self.prediction == "mean" else spike_slab.median_of
             return point(task.model.apply(Params(centre(spike_slab.of(posterior.weights)), posterior.stats), x)[0])
         return equally(task, self.draws(task, posterior, key, self.samples), x)
 
-    def draws(self, task: Task, posterior: Belief, key: Key, num: int) -> Params:
+    def draws(self, task: Task, posterior: VariationalParams, key: Key, num: int) -> Params:
         del task
         q = spike_slab.of(posterior.weights)
 
@@ -201,47 +203,49 @@ class SFedBayes(
 
         return jax.lax.map(one, jax.random.split(key, num))
 
-    def divergence(self, task: Task, down: Belief, posterior: Belief) -> Array:
+    def divergence(self, task: Task, down: VariationalParams, posterior: VariationalParams) -> Array:
         del task
         return spike_slab.kl(spike_slab.of(posterior.weights), spike_slab.of(down.weights))
 
     def uncertified(self, task: Task) -> str | None:
         return own_statistics(task)
 
-    def certified(self, task: Task, down: Belief, posterior: Belief) -> Certified:
+    def certified(self, task: Task, down: VariationalParams, posterior: VariationalParams) -> Certified:
         q = spike_slab.of(posterior.weights)
         return Certified(
             lambda key: Params(spike_slab.draw(key, q, self.temperature), down.stats),
             self.divergence(task, down, posterior),
         )
 
-    def reference(self, task: Task, down: Belief, payload: Update) -> Update:
+    def reference(self, task: Task, down: VariationalParams, payload: Update) -> Update:
         del task, payload
         return _update(down)
 
-    def knowing(self, task: Task, mean: Params, sd: Weights) -> Belief:
+    def knowing(self, task: Task, mean: Params, sd: Weights) -> VariationalParams:
         """A slab without a spike, as near as λ comes to 1."""
         del task
         logit = jax.tree.map(lambda leaf: spike_slab.logit_of(jnp.ones_like(leaf)), sd)
-        return Belief(Free(mean.weights, jax.tree.map(gaussian.rho_of, sd), logit), mean.stats)
+        return VariationalParams(Free(mean.weights, jax.tree.map(gaussian.rho_of, sd), logit), mean.stats)
 
     def calibrated(self, prior_sd: float, posterior_sd: float) -> "SFedBayes":
         """ζ = 1, since any other tempers the likelihood, and a posterior that goes on until it has arrived."""
         del prior_sd, posterior_sd
         return replace(self, zeta=1.0, stateful=True)
 
-    def _local(self, task: Task, down: Belief, client: Any, data: Shard, key: Key) -> tuple[Personal, Belief, Array]:
+    def _local(
+        self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key
+    ) -> tuple[ClientState, VariationalParams, Array]:
         """The posterior and w_k after a round's work, and its mean loss."""
 
         def gated(key: Key, q: SpikeSlab) -> Gaussian:
             return spike_slab.gated(key, q, self.temperature)
 
-        nll = alternate.likelihood(task, self.draw, self.samples_per_step, gated)
-        start = client if self.stateful else fresh(down, self.optimiser)
-        rates: dict[str, Any] = {"zeta": self.zeta, "prior_rate": self.prior_rate}
-        return alternate.alternate(nll, spike_slab, start, down, data, self.optimiser, self.work, key, **rates)
+        nll = coupled_vi.likelihood(task, self.draw, self.samples_per_step, gated)
+        start = client if self.stateful else init_client_state(down, self.optimiser)
+        how = CoupledFit(self.optimiser, self.work, self.zeta, self.prior_rate)
+        return coupled_vi.fit_posterior_and_prior(nll, spike_slab, start, down, data, key, how)
 
-    def _thinned(self, update: Update, down: Belief) -> Update:
+    def _thinned(self, update: Update, down: VariationalParams) -> Update:
         """The update as the server takes it: weights that are not sent stand where they stood, with λ = 0."""
         if self.tol == 0:
             return update
@@ -254,6 +258,6 @@ class SFedBayes(
         )
 
 
-def _update(belief: Belief) -> Update:
+def _update(belief: VariationalParams) -> Update:
     q = spike_slab.of(belief.weights)
     return Update(q.mean, belief.weights.rho, q.inclusion, belief.stats)

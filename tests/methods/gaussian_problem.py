@@ -14,8 +14,8 @@ from priory import Optimiser, PFedBayes, Work
 from priory.bayes.gaussian import Free
 from priory.core import rng
 from priory.core.struct import replace
-from priory.fed.alternate import Belief, fresh
 from priory.fed.method import Task
+from priory.methods._blocks.coupled_vi import VariationalParams, init_client_state
 from priory.models import Head, Linen
 from priory.models.likelihood import Gaussian
 from tests.methods.problems import shards_from
@@ -81,7 +81,7 @@ def pinned(**options):
 
 
 def belief(mean, sd):
-    return Belief(Free(weights_of(mean), weights_of(np.log(np.expm1(sd)))), {})  # sd = softplus(ρ)
+    return VariationalParams(Free(weights_of(mean), weights_of(np.log(np.expm1(sd)))), {})  # sd = softplus(ρ)
 
 
 DOWN = belief(M_W, S_W)
@@ -96,5 +96,5 @@ def next_server(method, task, server, messages):
 def visited(method, down=DOWN, client=None, data=FIRST, seed=0):
     """A client's new state, its message and its info."""
     if client is None:
-        client = fresh(down, method.optimiser) if method.stateful else ()
+        client = init_client_state(down, method.optimiser) if method.stateful else ()
     return updated(method, REGRESSION, down, client, data, rng.root(seed))

@@ -18,9 +18,9 @@ from priory.certificate import check, count
 from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.struct import replace
-from priory.fed.alternate import Belief
 from priory.fed.capabilities import Certifies
 from priory.fed.method import Task
+from priory.methods._blocks.coupled_vi import VariationalParams
 from priory.methods.cfedbayes import Blend, CFedBayes
 from priory.methods.fedbnn import FedBNN
 from priory.methods.fedhb_mixture import Experts, FedHBMixture, Prototypes
@@ -117,10 +117,10 @@ def test_what_voids_a_certificate_is_named(method, reason):
 def test_cfedbayes_pays_log_k_for_the_choice_of_its_prior():
     free = gaussian.around(POINT, -1.0)
     prior = gaussian.around(OTHER, -1.0)
-    single, _ = certified(PFedBayes(), Belief(prior, ()), Belief(free, ()))
+    single, _ = certified(PFedBayes(), VariationalParams(prior, ()), VariationalParams(free, ()))
     stacked = jax.tree.map(lambda leaf: np.stack([np.asarray(leaf) + 1, leaf]), prior)
     own = Blend(jax.tree.map(lambda leaf: np.asarray(leaf)[None], free), (), jnp.array([1]))
-    several, _ = certified(CFedBayes(clusters=2), Belief(stacked, ()), own)
+    several, _ = certified(CFedBayes(clusters=2), VariationalParams(stacked, ()), own)
     assert float(several) == pytest.approx(float(single) + math.log(2), rel=1e-6)
 
 

@@ -10,9 +10,9 @@ from priory import CFedBayes, Optimiser, PFedBayes, UsageError, Work
 from priory.bayes.gaussian import Free
 from priory.core import rng
 from priory.core.struct import replace
-from priory.fed.alternate import Belief
-from priory.fed.clusters import Assigned
 from priory.fed.method import Message
+from priory.methods._blocks.clustered import Assigned
+from priory.methods._blocks.coupled_vi import VariationalParams
 from priory.methods.cfedbayes import Moments
 from priory.models import MLP, Head, Linen
 from tests.methods.problems import constant_shards, quadratic_task, tiny_shards, tiny_task
@@ -36,7 +36,7 @@ def priors_at(*places, rho=-2.5):
     """A server of one number a network: priors around these places."""
     body = np.array(places, np.float32)
     mean = {"body": body, "head": np.zeros_like(body)}
-    return Belief(Free(mean, jax.tree.map(lambda leaf: np.full_like(leaf, rho), mean)), {})
+    return VariationalParams(Free(mean, jax.tree.map(lambda leaf: np.full_like(leaf, rho), mean)), {})
 
 
 def messages_at(clusters, places, weight=None, rho=-2.0):

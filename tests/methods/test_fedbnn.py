@@ -10,11 +10,12 @@ from priory.bayes import gaussian
 from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.struct import replace
-from priory.fed import alternate, privacy
-from priory.fed.alternate import Belief
+from priory.fed import privacy
 from priory.fed.local import Optimiser, Work, each_batch
 from priory.fed.method import Message
 from priory.fed.shard import Shard
+from priory.methods._blocks import coupled_vi
+from priory.methods._blocks.coupled_vi import VariationalParams
 from priory.methods.fedbnn import Client, FedBNN
 from priory.models.likelihood import Gaussian
 from priory.models.linen import Linen
@@ -66,7 +67,7 @@ def spoken(method=METHOD, task=TASK, seed=1):
     """A client with a network that is sure of itself, and what it says."""
     start = parameters(task, rng.root(seed))
     sharp = jax.tree.map(lambda leaf: 3 * np.asarray(leaf) + np.float32(0.1), start.weights)
-    q = Belief(around(sharp, -4.0), start.stats)
+    q = VariationalParams(around(sharp, -4.0), start.stats)
     return Client(q, says(method, task, q, rng.root(seed + 50)))
 
 
@@ -196,7 +197,7 @@ def test_the_target_is_the_mixture_of_both():
 
 
 def prior_says(method, prior, client):
-    return says(method, TASK, Belief(prior, client.q.stats), rng.root(99))
+    return says(method, TASK, VariationalParams(prior, client.q.stats), rng.root(99))
 
 
 def test_the_prior_learns_what_the_federation_says():
@@ -257,7 +258,7 @@ def test_before_anybody_has_spoken_it_begins_at_its_own():
 def test_few_draws_of_the_prior_bound_its_loss_from_above():
     """Jensen's inequality, over 200 draws of the loss; the gap is beyond four standard errors."""
     client, target = spoken(), probabilities(3)
-    belief = Belief(around(client.q.weights.mean, 0.0), client.q.stats)
+    belief = VariationalParams(around(client.q.weights.mean, 0.0), client.q.stats)
 
     def loss(key, num):
         said = replace(METHOD, samples_per_step=num)._mean_softmax(TASK, belief, TASK.public, key)
@@ -293,7 +294,7 @@ def test_the_gradient_of_a_step_is_that_of_the_printed_objective():
     prior = spoken(seed=2).q.weights
 
     def objective(free, batch, key):
-        nll = alternate.likelihood(TASK, "weights", 1)
+        nll = coupled_vi.likelihood(TASK, "weights", 1)
         value, _ = nll(gaussian.of(free), client.q.stats, batch, key)
         return value + method.zeta / 7 * gaussian.kl(gaussian.of(free), gaussian.of(prior))
 

@@ -14,7 +14,7 @@ from priory.core.errors import UsageError
 from priory.core.struct import replace
 from priory.fed.capabilities import MOST_EFFECTS
 from priory.fed.method import Task
-from priory.fed.mixed import Mixed
+from priory.methods._blocks.mixed_effects import Mixed
 from priory.methods.fedpop import FedPop
 from priory.models import features
 from priory.models.likelihood import Gaussian

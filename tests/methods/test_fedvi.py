@@ -13,10 +13,10 @@ from priory import FedAvg, FedVI, Optimiser, Work
 from priory.bayes import gaussian
 from priory.core import rng, trees
 from priory.core.struct import replace
-from priory.fed.embedding import Embedding
 from priory.fed.method import Message, Task
 from priory.fed.shard import Batch, Pool, Shard
 from priory.methods import fedvi
+from priory.methods._blocks.embedding import Embedding
 from priory.models import MLP, Head, Linen, Params, Reddi
 from priory.models.likelihood import Categorical
 from tests.methods.problems import a_round_of, tiny_shards, tiny_task

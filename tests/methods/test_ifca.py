@@ -11,8 +11,8 @@ import priory
 from priory import IFCA, FedAvg, Optimiser, UsageError, Work
 from priory.core import rng
 from priory.core.struct import replace
-from priory.fed.clusters import Assigned
 from priory.fed.method import Message
+from priory.methods._blocks.clustered import Assigned
 from priory.models.model import Params
 from tests.methods.problems import a_round_of, constant_shards, quadratic_task, tiny_shards, tiny_task
 from tests.methods.verbs import aggregated, init_server, personalised, population, predicted, updated

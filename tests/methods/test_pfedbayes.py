@@ -14,7 +14,7 @@ from priory.bayes import gaussian
 from priory.core import rng
 from priory.core.errors import UsageError
 from priory.core.struct import replace
-from priory.fed.alternate import fresh
+from priory.methods._blocks.coupled_vi import init_client_state
 from tests.methods.gaussian_problem import (
     ADAM,
     DOWN,
@@ -54,7 +54,7 @@ def all_visited(method, client, key):
 @pytest.mark.parametrize(("way", "zeta"), [("layers", 1.0), ("layers", 10.0), ("weights", 1.0), ("minibatches", 1.0)])
 def test_with_w_held_a_client_ends_at_the_tempered_posterior(way, zeta):
     repeats = 16
-    client = jax.tree.map(lambda leaf: np.stack([leaf] * repeats), fresh(DOWN, Optimiser()))
+    client = jax.tree.map(lambda leaf: np.stack([leaf] * repeats), init_client_state(DOWN, Optimiser()))
     for i, rate in enumerate((0.2, 0.05, 0.01, 0.002)):
         optimiser = Optimiser(step_size=rate / (1 + zeta / 5))
         method = pinned(zeta=zeta, prior_rate=HELD, optimiser=optimiser, **WAYS[way])
@@ -72,7 +72,7 @@ def test_a_huge_zeta_leaves_a_client_no_posterior_but_the_prior():
     method = pinned(
         zeta=zeta, prior_rate=HELD, optimiser=Optimiser(step_size=0.4 / zeta), work=Work(epochs=400, batch_size=10)
     )
-    client, _, info = visited(method, client=fresh(OWN, method.optimiser))
+    client, _, info = visited(method, client=init_client_state(OWN, method.optimiser))
     np.testing.assert_allclose(flat(client.q), flat(DOWN), atol=1e-4)
     assert float(info["divergence"]) < 1e-6
 
@@ -81,7 +81,9 @@ def test_without_zeta_a_client_learns_alone():
     elsewhere = belief(M_W + 1, S_W / 2)
     for zeta, alike in ((0.0, True), (1.0, False)):
         method = pinned(zeta=zeta, work=Work(epochs=5, batch_size=10))
-        here, there = (visited(method, down, fresh(OWN, method.optimiser))[0].q for down in (DOWN, elsewhere))
+        here, there = (
+            visited(method, down, init_client_state(OWN, method.optimiser))[0].q for down in (DOWN, elsewhere)
+        )
         assert (flat(here) == flat(there)).all() == alike
 
 
@@ -102,7 +104,7 @@ def steps_of(method, repeats=400):
     method = replace(method, optimiser=Optimiser(step_size=1.0), zeta=0.0)
 
     def step(key):
-        return method.client_update(REGRESSION, DOWN, fresh(OWN, method.optimiser), FIRST, key)[0].q.weights
+        return method.client_update(REGRESSION, DOWN, init_client_state(OWN, method.optimiser), FIRST, key)[0].q.weights
 
     # One after another: in a vmap JAX's key check takes the samples' keys for used twice.
     moved = jax.jit(partial(jax.lax.map, step))(jax.random.split(jax.random.key(0), repeats))
@@ -150,15 +152,15 @@ def test_a_client_without_state_is_always_a_new_one():
 def test_a_client_goes_on_with_its_posterior_and_its_optimiser():
     # Without examples there is no noise: with w held, two rounds of ten steps are one of twenty.
     method = pinned(prior_rate=HELD, optimiser=ADAM, work=TEN_STEPS)
-    twice = fresh(OWN, method.optimiser)
+    twice = init_client_state(OWN, method.optimiser)
     for _ in range(2):
         twice, _, _ = visited(method, client=twice, data=EMPTY)
     once, _, _ = visited(
-        replace(method, work=Work(steps=20, batch_size=4)), client=fresh(OWN, method.optimiser), data=EMPTY
+        replace(method, work=Work(steps=20, batch_size=4)), client=init_client_state(OWN, method.optimiser), data=EMPTY
     )
     np.testing.assert_array_equal(flat(twice), flat(once))
-    rested, _, _ = visited(method, client=fresh(OWN, method.optimiser), data=EMPTY)
-    rested, _, _ = visited(method, client=fresh(rested.q, method.optimiser), data=EMPTY)
+    rested, _, _ = visited(method, client=init_client_state(OWN, method.optimiser), data=EMPTY)
+    rested, _, _ = visited(method, client=init_client_state(rested.q, method.optimiser), data=EMPTY)
     assert np.abs(flat(rested.q) - flat(once.q)).max() > 1e-4
 
 

@@ -12,8 +12,8 @@ from priory import Optimiser, PFedBayes, UsageError, Work
 from priory.bayes import gaussian
 from priory.core import rng, trees
 from priory.core.struct import replace
-from priory.fed.alternate import fresh
 from priory.fed.method import Message
+from priory.methods._blocks.coupled_vi import init_client_state
 from priory.methods.pfedbayes import Moments
 from tests.methods.gaussian_problem import (
     ADAM,
@@ -187,7 +187,7 @@ def test_all_clients_run_and_two_of_them_make_the_prior(run):
         slot = run.evaluator.slot(client)
         joined, kept = slot.joined, slot.state
         data, key = run.evaluator.ready.train.of(jnp.int32(client)), rng.key(root, rng.Stream.CLIENT, 0, client)
-        state, message, _ = updated(RUN, run.task, server, fresh(server, RUN.optimiser), data, key)
+        state, message, _ = updated(RUN, run.task, server, init_client_state(server, RUN.optimiser), data, key)
         assert joined
         np.testing.assert_allclose(flat(kept), flat(state), atol=1e-6)
         payloads.append(flat(message.payload))

@@ -8,8 +8,8 @@ import pytest
 from priory import FedAvg, Optimiser, RandomGroups, UsageError, Work
 from priory.core import rng
 from priory.core.struct import replace
-from priory.fed.clusters import Assigned
 from priory.fed.method import Message
+from priory.methods._blocks.clustered import Assigned
 from priory.models.model import Params
 from tests.methods.problems import a_round_of, constant_shards, quadratic_task, tiny_shards, tiny_task
 from tests.methods.verbs import aggregated, init_client, init_server, personalised, population, predicted, updated

@@ -14,10 +14,10 @@ from priory.core import rng, trees
 from priory.core.errors import UsageError
 from priory.core.struct import replace
 from priory.deploy.wire import pack, unpack
-from priory.fed.alternate import Belief, fresh
 from priory.fed.channel import transmit
 from priory.fed.local import Optimiser, Work
 from priory.fed.method import Message, Task
+from priory.methods._blocks.coupled_vi import VariationalParams, init_client_state
 from priory.methods.pfedbayes import PFedBayes
 from priory.methods.sfedbayes import SFedBayes, Update
 from priory.models.likelihood import Categorical
@@ -37,7 +37,7 @@ def assert_close(a, b, rtol=1e-6, atol=1e-6):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
 
 
-def spread_server(method: SFedBayes) -> Belief:
+def spread_server(method: SFedBayes) -> VariationalParams:
     """A server whose weights have inclusions all over (0, 1)."""
     server = init_server(method, MLP, rng.root(0))
     draw = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def updated(method: Any, down: Any, client: Any, data: Any, key: Any) -> Any:
     return verbs.updated(method, MLP, down, client, data, key)
 
 
-def sent_by(method: SFedBayes, server: Belief) -> Update:
+def sent_by(method: SFedBayes, server: VariationalParams) -> Update:
     return jax.tree.map(jnp.asarray, updated(method, server, (), DATA, rng.root(2))[1].payload)
 
 
@@ -97,7 +97,7 @@ def test_drawing_outputs_of_layers_leaves_expected_gradients_as_they_are():
 
     @jax.jit
     def steps(method, keys):
-        start = fresh(server, method.optimiser)
+        start = init_client_state(server, method.optimiser)
 
         def one(key):
             q = method.client_update(MLP, server, start, single, key)[0].q.weights
@@ -124,9 +124,9 @@ def updates(*inclusions: float) -> Message:
     return Message(Update(mean, mean, {"w": np.array(inclusions, np.float32)[:, None]}, {}), np.ones(num, np.float32))
 
 
-def server_at(mean: float, inclusion: float) -> Belief:
+def server_at(mean: float, inclusion: float) -> VariationalParams:
     logit = spike_slab.logit_of(jnp.float32(inclusion))[None]
-    return Belief(Free({"w": jnp.array([mean])}, {"w": jnp.array([mean])}, {"w": logit}), {})
+    return VariationalParams(Free({"w": jnp.array([mean])}, {"w": jnp.array([mean])}, {"w": logit}), {})
 
 
 def test_the_server_averages_lambda_as_a_probability():
@@ -225,15 +225,15 @@ class Mute(Location):
         return hash(Mute)
 
 
-def located(mean: float, inclusion: float) -> Belief:
+def located(mean: float, inclusion: float) -> VariationalParams:
     weights = {"body": jnp.float32(mean), "head": jnp.float32(mean)}
-    return Belief(spike_slab.around(weights, -2.5, inclusion), {})
+    return VariationalParams(spike_slab.around(weights, -2.5, inclusion), {})
 
 
 def densities(task: Task, start: float, prior: float) -> list[float]:
     """Density of a client's posterior after each of three rounds under a prior that stays."""
     method = SFedBayes(stateful=True, zeta=1.0, optimiser=Optimiser("adam", 0.05), work=Work(steps=20, batch_size=4))
-    client, down, seen = fresh(located(1.5, start), method.optimiser), located(1.5, prior), []
+    client, down, seen = init_client_state(located(1.5, start), method.optimiser), located(1.5, prior), []
     for t in range(3):
         data = constant_shards(3.0).of(jnp.int32(0))
         client, _, info = verbs.updated(method, task, down, client, data, rng.root(t))
@@ -257,7 +257,7 @@ def test_weights_that_data_need_stay_although_the_prior_is_sparse():
 def test_a_plug_in_predicts_with_the_mean_or_the_median_model():
     mean = {"body": jnp.float32(2), "head": jnp.float32(4)}
     logit = {"body": spike_slab.logit_of(jnp.float32(0.75)), "head": spike_slab.logit_of(jnp.float32(0.25))}
-    posterior, x = Belief(Free(mean, trees.zeros(mean), logit), {}), jnp.ones((3, 1))
+    posterior, x = VariationalParams(Free(mean, trees.zeros(mean), logit), {}), jnp.ones((3, 1))
     for prediction, expected in (("mean", 0.75 * 2 + 0.25 * 4), ("median", 2.0)):
         predictive = predicted(SFedBayes(prediction=prediction), quadratic_task(), posterior, x, rng.root(0))
         np.testing.assert_allclose(predictive.outputs, np.full((1, 3, 1), expected), rtol=1e-6)

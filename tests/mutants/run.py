@@ -115,7 +115,7 @@ def tests_of(file: str) -> list[str]:
         import priory.methods as methods
 
         words = [stem]
-        if module.parts[0] == "methods":
+        if is_method(module):
             words = [methods.get(method_name(stem)).__name__, method_name(stem)]
         pattern = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in words))
         found = [path for path in sorted(folder.glob("test_*.py")) if pattern.search(path.read_text())]
@@ -125,9 +125,14 @@ def tests_of(file: str) -> list[str]:
 def laws_of(file: str) -> list[str]:
     """Return the laws that a module can break."""
     module = Path(file).relative_to("priory")
-    if module.parts[0] != "methods":
+    if not is_method(module):
         return [LAWS]
     return [LAWS, "-k", f"{method_name(module.stem)}]"]
+
+
+def is_method(module: Path) -> bool:
+    """Return whether a module of the package is the file of a method."""
+    return module.parent == Path("methods")
 
 
 def method_name(stem: str) -> str:

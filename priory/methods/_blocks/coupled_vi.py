@@ -1,9 +1,11 @@
-"""Local work on two distributions in turn: the client's posterior q, and its own copy w of what was broadcast.
+"""Variational inference of a client's posterior q and of its own copy w of the prior, by steps that alternate.
 
-Zhang et al., Personalized Federated Learning via Variational Bayesian Inference, ICML 2022, arXiv:2206.07977, algorithm
-1, whose two objectives are
+Zhang et al., Personalized Federated Learning via Variational Bayesian Inference, ICML 2022, arXiv:2206.07977, and with
+two more families arXiv:2303.04345; the equations are numbered as in the second one. The loops of ClientUpdate in
+Algorithms 1, 2 and 3 are `fit_posterior_and_prior`, with the objectives
 
-    Ω(q) = −(n/b) Σ_batch E_q log p(y | x, θ) + ζ KL(q ‖ w),      Ω_w(w) = KL(q ‖ w).
+    Ω(q) = −(n/b) 1/a Σ_batch Σ_a log p(y | x, θ) + ζ KL(q ‖ w),   θ ~ q        eqs. (30), (43), (55)
+    Ω_w(w) = KL(q ‖ w)                                                          eqs. (31), (42), (57)
 
 Both are divided by n here, which Adam does not see: a step size then means the same for small and large clients.
 """
@@ -22,7 +24,7 @@ from priory.bayes.gaussian import Gaussian
 from priory.core import trees
 from priory.core.errors import UsageError
 from priory.core.rng import Key
-from priory.core.struct import replace, struct
+from priory.core.struct import replace, static, struct
 from priory.fed.checks import at_least, choices, finite, positive
 from priory.fed.local import Optimiser, Work, each_batch
 from priory.fed.method import Task
@@ -42,23 +44,23 @@ class Family(Protocol):
     """
 
     def width(self, free: Any, /) -> Any:
-        """What must be computed of the distribution at free coordinates."""
+        """Return the part of the distribution at free coordinates that must be computed."""
 
     def join(self, free: Any, width: Any, /) -> Any:
-        """The distribution at free coordinates whose width is known."""
+        """Return the distribution at free coordinates whose width is known."""
 
     def chain(self, free: Any, gradient: Any, /) -> Any:
-        """The gradient with respect to free coordinates, from that with respect to the distribution there."""
+        """Return the gradient with respect to free coordinates, from that with respect to the distribution there."""
 
     def kl_gradient(self, q: Any, w: Any, /) -> Any:
-        """∂KL(q ‖ w) / ∂q."""
+        """Return ∂KL(q ‖ w) / ∂q."""
 
     def kl_gradient_of_prior(self, q: Any, w: Any, /) -> Any:
-        """∂KL(q ‖ w) / ∂w."""
+        """Return ∂KL(q ‖ w) / ∂w."""
 
 
 @struct
-class Belief:
+class VariationalParams:
     """A distribution over networks.
 
     Attributes:
@@ -71,15 +73,34 @@ class Belief:
 
 
 @struct
-class Personal:
-    """A client's posterior, and the state of the optimiser that goes on with it, of coordinates as one vector each."""
+class ClientState:
+    """A client's posterior and the state of its optimiser, of coordinates as one vector each."""
 
-    q: Belief
+    q: VariationalParams
     optimiser: Any
 
 
+@struct
+class CoupledFit:
+    """Settings of the local work on both distributions.
+
+    Attributes:
+        optimiser: Local solver of q.
+        work: Local work of a round.
+        zeta: ζ, weight of the divergence.
+        prior_rate: Step size of w as a multiple of that of q.
+        moves_prior: Whether w takes steps towards q; otherwise it stays as it was broadcast.
+    """
+
+    optimiser: Optimiser
+    work: Work
+    zeta: float
+    prior_rate: float
+    moves_prior: bool = static(default=True)
+
+
 def check(method: Any) -> None:
-    """Raise on what a method that alternates may have wrong."""
+    """Raise on a bad setting of those that the methods of this family share."""
     choices(method)
     at_least("zeta", method.zeta, 0)
     finite("rho", method.rho)
@@ -101,7 +122,7 @@ def likelihood(
     num_samples: int,
     gaussian_of: Callable[[Key, Any], Gaussian] = lambda key, q: q,
 ) -> Likelihood:
-    """The likelihood term of a step, by so many Monte Carlo samples of the Gaussian that `gaussian_of` makes of q."""
+    """Return the first term of Ω by `num_samples` samples of the Gaussian that `gaussian_of` makes of q."""
 
     def nll(q: Distribution, stats: Any, batch: Batch, key: Key) -> tuple[Array, Any]:
         def once(key: Key) -> tuple[Array, Any]:
@@ -117,52 +138,48 @@ def likelihood(
     return nll
 
 
-def networks(belief: Belief, key: Key, num: int) -> Params:
-    """So many networks drawn from a Gaussian belief, on axis 0."""
-    q = gaussian.of(belief.weights)
+def draw_networks(params: VariationalParams, key: Key, num: int) -> Params:
+    """Draw `num` networks from a Gaussian, stacked on axis 0."""
+    q = gaussian.of(params.weights)
 
     def one(key: Key) -> Params:
-        return Params(gaussian.draw(key, q), belief.stats)
+        return Params(gaussian.draw(key, q), params.stats)
 
     return jax.lax.map(one, jax.random.split(key, num))
 
 
-def fresh(down: Belief, optimiser: Optimiser) -> Personal:
-    """A posterior at what was broadcast, its optimiser at rest."""
-    return Personal(down, optimiser.build().init(_flat(down.weights)[0]))
+def init_client_state(down: VariationalParams, optimiser: Optimiser) -> ClientState:
+    """Return a posterior at what was broadcast, its optimiser at rest."""
+    return ClientState(down, optimiser.build().init(_flat(down.weights)[0]))
 
 
-def alternate(
+def fit_posterior_and_prior(
     nll: Likelihood,
     family: Family,
-    start: Personal,
-    down: Belief,
+    start: ClientState,
+    down: VariationalParams,
     data: Shard,
-    optimiser: Optimiser,
-    work: Work,
     key: Key,
-    *,
-    zeta: float,
-    prior_rate: float,
-    follow: bool = True,
-) -> tuple[Personal, Belief, Array]:
-    """The posterior and the localised w after the local work, and the mean of the likelihood term over its steps.
+    how: CoupledFit,
+) -> tuple[ClientState, VariationalParams, Array]:
+    """Return the posterior and the localised w after the local work, and the mean likelihood term of its steps.
 
     Args:
         nll: `nll(q, stats, batch, key)` estimates the mean over the batch of −E_q log p(y | x, θ), and gives the new
             statistics.
-        family: What q and w are.
-        start: Where q goes on.
-        zeta: ζ, weight of the divergence.
-        prior_rate: Step size of w as a multiple of that of q.
-        follow: Whether w takes steps towards q; otherwise it stays as it was broadcast.
+        family: The family of q and w.
+        start: The posterior from which q continues.
+        down: w as it was broadcast, from which its copy starts.
+        data: The client's examples.
+        key: A fresh key.
+        how: Solver, work and weights.
     """
-    transform = optimiser.build()
-    transform_w = replace(optimiser, step_size=optimiser.step_size * prior_rate).build()
+    transform = how.optimiser.build()
+    transform_w = replace(how.optimiser, step_size=how.optimiser.step_size * how.prior_rate).build()
     share = 1 / jnp.maximum(data.count, 1).astype(jnp.float32)
 
     # One vector for all leaves: starting a pass over a small one costs more than the pass.
-    (free, restore), (free_w, _) = _flat(start.q.weights), _flat(down.weights)
+    (free, restore), (free_w, _) = _flat(start.q.weights), _flat(down.weights)  # Algorithm 1, v_{w,0} = v^t
 
     def loss(q: Distribution, stats: Any, batch: Batch, key: Key) -> tuple[Array, Any]:
         return nll(restore(q), stats, batch, key)
@@ -171,27 +188,27 @@ def alternate(
         (free, width, state), prior, stats, total, steps = carry
         free_w, width_w, state_w = prior
         q, w = family.join(free, width), family.join(free_w, width_w)
-        (value, stats), slope = jax.value_and_grad(loss, has_aux=True)(q, stats, batch, key)
-        slope = family.chain(free, trees.axpy(zeta * share, family.kl_gradient(q, w), slope))
-        moves, state = transform.update(slope, state, free)
-        free = optax.apply_updates(free, moves)
+        (value, stats), slope = jax.value_and_grad(loss, has_aux=True)(q, stats, batch, key)  # eq. (30), first term
+        slope = trees.axpy(how.zeta * share, family.kl_gradient(q, w), slope)  # eq. (30), second term
+        moves, state = transform.update(family.chain(free, slope), state, free)
+        free = optax.apply_updates(free, moves)  # Algorithm 1, step on v_r
         width = family.width(free)
-        if follow:
-            slope_w = trees.scale(share, family.kl_gradient_of_prior(family.join(free, width), w))
+        if how.moves_prior:
+            slope_w = trees.scale(share, family.kl_gradient_of_prior(family.join(free, width), w))  # eq. (31)
             moves, state_w = transform_w.update(family.chain(free_w, slope_w), state_w, free_w)
-            free_w = optax.apply_updates(free_w, moves)
+            free_w = optax.apply_updates(free_w, moves)  # Algorithm 1, step on v_{w,r}
             prior = free_w, family.width(free_w), state_w
         return (free, width, state), prior, stats, total + value, steps + 1
 
     both = (free, family.width(free), start.optimiser), (free_w, family.width(free_w), transform_w.init(free_w))
     carry = (*both, down.stats, jnp.float32(0), jnp.int32(0))
-    (free, _, state), (free_w, _, _), stats, total, steps = each_batch(step, carry, data, work, key)
-    personal = Personal(Belief(restore(free), stats), state)
-    return personal, Belief(restore(free_w), stats), total / jnp.maximum(steps, 1)
+    (free, _, state), (free_w, _, _), stats, total, steps = each_batch(step, carry, data, how.work, key)
+    fitted = ClientState(VariationalParams(restore(free), stats), state)
+    return fitted, VariationalParams(restore(free_w), stats), total / jnp.maximum(steps, 1)
 
 
 def _flat(free: Free) -> tuple[Free, Callable[[Any], Any]]:
-    """Coordinates as one vector each, and the function that gives such vectors the shape of the weights."""
+    """Return coordinates as one vector each, and the function that gives such vectors the shape of the weights."""
     outline: Any = jax.tree.structure(free.mean)
     unravel = ravel_pytree(free.mean)[1]
 

@@ -10,8 +10,8 @@ from flax import nnx
 
 from priory.core import trees
 from priory.core.errors import UsageError
-from priory.fed.embedding import Embedding, Layer
 from priory.fed.method import Task
+from priory.methods._blocks.embedding import Embedding, Layer
 from priory.models import CNN, MLP, Gaussian, Head, Linen, Params, Reddi, WithScale, as_model
 from priory.models.likelihood import Categorical
 from tests.methods.problems import Tiny

@@ -14,9 +14,15 @@ from priory.bayes import gaussian
 from priory.bayes.gaussian import Free
 from priory.core.rng import root
 from priory.core.struct import replace, struct
-from priory.fed.alternate import Belief, Personal, alternate, fresh
 from priory.fed.local import Optimiser, Work
 from priory.fed.shard import Batch
+from priory.methods._blocks.coupled_vi import (
+    ClientState,
+    CoupledFit,
+    VariationalParams,
+    fit_posterior_and_prior,
+    init_client_state,
+)
 from priory.models import Linen, Params, noisy
 from priory.models.likelihood import Categorical
 from tests.methods.gaussian_problem import DOWN, EMPTY, FIRST, HELD, OWN, SHARDS, X, Y, expected_nll, flat, tempered
@@ -27,12 +33,13 @@ FULL, MANY = Work(epochs=1, batch_size=10), Work(epochs=3000, batch_size=10)
 
 @partial(jax.jit, static_argnums=0)
 def run(nll, start, down, data, optimiser, work, key, zeta=1.0, prior_rate=1.0):
-    return alternate(nll, gaussian, start, down, data, optimiser, work, key, zeta=zeta, prior_rate=prior_rate)
+    how = CoupledFit(optimiser, work, zeta, prior_rate)
+    return fit_posterior_and_prior(nll, gaussian, start, down, data, key, how)
 
 
 def from_own(optimiser):
     """A client with a posterior of its own, its optimiser at rest."""
-    return fresh(OWN, optimiser)
+    return init_client_state(OWN, optimiser)
 
 
 # --- the printed algorithm -------------------------------------------------------------------------------------------
@@ -118,7 +125,7 @@ def two_networks():
 @pytest.mark.parametrize(("kind", "solver"), [("sgd", optax.sgd), ("adam", optax.adam)])
 def test_the_steps_are_those_of_the_printed_algorithm(kind, solver, zeta, prior_rate):
     (free, free_w), optimiser, work = two_networks(), Optimiser(kind, 0.02), Work(steps=5, batch_size=4)
-    start, down = fresh(Belief(free, {}), optimiser), Belief(free_w, {})
+    start, down = init_client_state(VariationalParams(free, {}), optimiser), VariationalParams(free_w, {})
     personal, localised, loss = run(
         drawn_nll, start, down, SMALL_DATA, optimiser, work, jax.random.key(2), zeta, prior_rate
     )
@@ -132,7 +139,7 @@ def test_the_steps_are_those_of_the_printed_algorithm(kind, solver, zeta, prior_
 
 def test_w_follows_the_new_q_of_the_same_step():
     rate = 0.05
-    start, optimiser = fresh(DOWN, Optimiser(step_size=rate)), Optimiser(step_size=rate)
+    start, optimiser = init_client_state(DOWN, Optimiser(step_size=rate)), Optimiser(step_size=rate)
     personal, localised, _ = run(expected_nll, start, DOWN, FIRST, optimiser, FULL, root(0))
 
     @jax.jit
@@ -236,7 +243,9 @@ WORKS = [Work(steps=5, batch_size=4), Work(epochs=2, batch_size=4)]
 @pytest.mark.parametrize(("kind", "work"), [("adam", WORKS[0]), ("adam", WORKS[1]), ("sgd", WORKS[0])])
 def test_without_examples_a_posterior_at_w_does_not_move_by_a_bit(kind, work, data):
     optimiser = Optimiser(kind, 0.1)
-    personal, localised, loss = run(expected_nll, fresh(DOWN, optimiser), DOWN, data, optimiser, work, root(0))
+    personal, localised, loss = run(
+        expected_nll, init_client_state(DOWN, optimiser), DOWN, data, optimiser, work, root(0)
+    )
     np.testing.assert_array_equal(flat(personal.q), flat(DOWN))
     np.testing.assert_array_equal(flat(localised), flat(DOWN))
     assert float(loss) == 0.0
@@ -249,7 +258,7 @@ def test_the_optimiser_goes_on_where_it_was():
         client = from_own(optimiser)
         for _ in range(10):
             client, _, _ = run(expected_nll, client, DOWN, FIRST, optimiser, FULL, root(0), 1.0, HELD)
-            client = Personal(client.q, from_own(optimiser).optimiser) if forget else client
+            client = ClientState(client.q, from_own(optimiser).optimiser) if forget else client
         return client
 
     once, _, _ = run(expected_nll, from_own(optimiser), DOWN, FIRST, optimiser, whole, root(0), 1.0, HELD)
@@ -261,7 +270,7 @@ def test_the_optimiser_goes_on_where_it_was():
 def test_w_starts_from_what_was_broadcast_whatever_the_client_keeps():
     optimiser = Optimiser("adam", 0.05)
     used, _, _ = run(expected_nll, from_own(optimiser), DOWN, FIRST, optimiser, FULL, root(0))
-    rested = Personal(used.q, from_own(optimiser).optimiser)
+    rested = ClientState(used.q, from_own(optimiser).optimiser)
     w = [run(expected_nll, start, DOWN, EMPTY, optimiser, Work(steps=1), root(0), 0.0)[1] for start in (used, rested)]
     # With ζ = 0 and no examples nothing but momentum moves q, and the first step of a fresh Adam is by its rate.
     step = np.abs(flat(w[0]) - flat(DOWN))
@@ -274,7 +283,7 @@ def test_statistics_start_from_what_was_broadcast_and_go_with_both():
         return expected_nll(q, None, batch, key)[0], {"steps": stats["steps"] + 1}
 
     optimiser = Optimiser(step_size=0.1)
-    start = fresh(replace(OWN, stats={"steps": jnp.int32(100)}), optimiser)
+    start = init_client_state(replace(OWN, stats={"steps": jnp.int32(100)}), optimiser)
     down = replace(DOWN, stats={"steps": jnp.int32(7)})
     personal, localised, _ = run(counting, start, down, FIRST, optimiser, Work(epochs=2, batch_size=4), root(0))
     assert int(personal.q.stats["steps"]) == int(localised.stats["steps"]) == 7 + 2 * 3
