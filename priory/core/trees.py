@@ -105,10 +105,12 @@ def weighted_sum(stacked: PyTree, weight: Array, of: Callable[[PyTree], Tree] = 
 
 
 def weighted_mean(
-    stacked: PyTree, weight: Array, otherwise: Tree, of: Callable[[PyTree], Tree] = lambda member: member
+    stacked: PyTree, weight: Array, otherwise: Tree | None = None, of: Callable[[PyTree], Tree] = lambda member: member
 ) -> Tree:
-    """Σ_k w_k of(member k) / Σ_k w_k over the leading axis, or `otherwise` when all weights are 0."""
+    """Σ_k w_k of(member k) / Σ_k w_k over the leading axis, or `otherwise` (of(member 0) by default) if all are 0."""
     total = jnp.sum(weight)
+    if otherwise is None:
+        otherwise = of(jax.tree.map(lambda leaf: leaf[0], stacked))
     share = weight / jnp.where(total > 0, total, 1.0)
     return select(total > 0, weighted_sum(stacked, share, of), otherwise)
 

@@ -2,7 +2,7 @@
 
 The engine asks `isinstance(method, Draws)`; a class that names a capability and does not write it cannot be made.
 
-    SharedModel      24 methods       a global predictor
+    SharedModel      22 methods       a global predictor
     Unlabelled       FedVI            needs no labels: what makes a newcomer with inputs alone possible
     Draws            8 methods        networks drawn from a posterior
     Certifies        7 methods        a distribution whose divergence from what was broadcast is known
@@ -10,7 +10,7 @@ The engine asks `isinstance(method, Draws)`; a class that names a capability and
     Evidence         2 methods        a lower bound on log p(D)
     MixedEffects     FedPop           the table of `priory effects`, which no other capability can fill
     SparseUplink     sFedBayes        law 5 needs the receiver's side of it
-    Clustered        5 methods        clients that are sorted
+    Clustered        4 methods        clients that are sorted
     Advises          2 methods        sentences for the user
 """
 
@@ -156,9 +156,9 @@ class SparseUplink(ABC, Generic[Down, Up]):
 class Clustered(ABC, Generic[Client]):
     """A method that sorts clients into clusters."""
 
-    @abstractmethod
     def cluster(self, client: Client) -> Array:
-        """Return the number of the cluster that the client is in; negative while it has none."""
+        """Return the number of the cluster that the client is in, by default its state; negative while it has none."""
+        return cast(Array, client)
 
 
 class AdviceWarning(UserWarning):

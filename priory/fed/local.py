@@ -220,9 +220,11 @@ def finetune_work(method: Finetunes) -> tuple[Optimiser, Work]:
     return optimiser, Work(epochs=method.finetune_epochs, batch_size=method.work.batch_size)
 
 
-def finetune(method: Finetunes, task: Task, params: Params, data: Shard, key: Key) -> Params:
+def finetune(
+    method: Finetunes, objective: Objective, params: Params, data: Shard, key: Key, pull: Pull | None = None
+) -> Params:
     """Return a network after the passes over a client's data that make it a personal one."""
-    return fit(task.nll, params, data, *finetune_work(method), key)[0]
+    return fit(objective, params, data, *finetune_work(method), key, pull)[0]
 
 
 def total_nll(task: Task, params: Params, data: Shard, batch_size: int) -> Array:

@@ -146,7 +146,6 @@ class CFedBayes(
         sends="its copy of the cluster's Gaussian prior (the moments of its posterior if average is moments) and the "
         "number of its cluster",
     )
-    linear: ClassVar[bool] = False
     certifies: ClassVar[str] = "the client's Gaussian, under the equal mixture of all priors"
 
     def check(self) -> None:

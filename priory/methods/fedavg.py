@@ -63,4 +63,4 @@ class FedAvg(Method[Params, Params, tuple[()], Params, Params], SharedModel[Para
         return client, Message(params, weight=data.count.astype("float32")), {"loss": loss}
 
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:
-        return finetune(self, task, down, data, key)
+        return finetune(self, task.nll, down, data, key)

@@ -20,7 +20,7 @@ from priory.core.struct import static, struct
 from priory.fed.about import About, Paper
 from priory.fed.capabilities import SharedModel
 from priory.fed.checks import check_fields
-from priory.fed.local import Optimiser, Work, check_finetune, finetune_work, fit
+from priory.fed.local import Optimiser, Work, check_finetune, finetune, fit
 from priory.fed.method import Info, Message, Method, Task
 from priory.fed.shard import Batch, Shard
 from priory.models.model import Params
@@ -79,15 +79,14 @@ class FedBABU(Method[Params, Params, tuple[()], Params, Params], SharedModel[Par
         return Params(trees.merge(head, mean.weights), mean.stats), {}
 
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:
-        optimiser, work = finetune_work(self)
         if self.finetune_part == "all":
-            return fit(task.nll, down, data, optimiser, work, key)[0]
+            return finetune(self, task.nll, down, data, key)
         head, body = trees.partition(down.weights, task.is_head)
 
         def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
             return task.nll(Params(trees.merge(params.weights, body), params.stats), batch, key)
 
-        tuned, _ = fit(objective, Params(head, down.stats), data, optimiser, work, key)
+        tuned = finetune(self, objective, Params(head, down.stats), data, key)
         return Params(trees.merge(tuned.weights, body), tuned.stats)
 
     def reference(self, task: Task, down: Params, payload: Params) -> Params:

@@ -95,7 +95,6 @@ class FedBE(Method[Params, Params, tuple[()], Params, Params], SharedModel[Param
         keeps="nothing",
         sends="its weights",
     )
-    linear: ClassVar[bool] = False
 
     def check(self) -> None:
         check_fields(self)
@@ -131,7 +130,7 @@ class FedBE(Method[Params, Params, tuple[()], Params, Params], SharedModel[Param
         return trees.select(there, distilled, server), {"distil_loss": jnp.where(there, loss, jnp.nan)}
 
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:
-        return finetune(self, task, down, data, key)
+        return finetune(self, task.nll, down, data, key)
 
     def _target(self, task: Task, mean: Params, messages: Message[Params], key: Key) -> Array:
         """What the ensemble says of the unlabelled inputs, sharpened; (inputs, classes)."""

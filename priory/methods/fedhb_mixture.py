@@ -48,7 +48,7 @@ from priory.core.struct import replace, static, struct
 from priory.fed.about import About, Paper
 from priory.fed.capabilities import Certified, Certifies, Draws, Evidence, PosteriorCheck, SharedModel
 from priory.fed.checks import at_least, check_fields, positive
-from priory.fed.local import Optimiser, Pull, Work, check_finetune, finetune_work, fit, total_nll
+from priory.fed.local import Optimiser, Pull, Work, check_finetune, finetune, fit, total_nll
 from priory.fed.method import Info, Message, Method, Predictive, Task, even_mixture
 from priory.fed.shard import Batch, Shard
 from priory.methods._blocks.certified import own_statistics, trained_head
@@ -252,9 +252,8 @@ class FedHBMixture(
             weights = trees.merge(params.weights["head"], params.weights["network"])
             return task.nll(Params(weights, params.stats), batch, key)
 
-        optimiser, work = finetune_work(self)
         pull = self._pull(down, data, down.frozen, other="head")
-        trained, _ = fit(objective, Params(start, down.stats), data, optimiser, work, key_fit, pull)  # eq. (84)
+        trained = finetune(self, objective, Params(start, down.stats), data, key_fit, pull)  # eq. (84)
         weights = trees.merge(trained.weights["head"], trained.weights["network"])
         return Experts(jax.tree.map(lambda leaf: leaf[None], weights), trained.stats, None)
 

@@ -50,7 +50,7 @@ from priory.core.struct import replace, static, struct
 from priory.fed.about import About, Paper
 from priory.fed.capabilities import Certified, Certifies, Draws, Evidence, PosteriorCheck, SharedModel
 from priory.fed.checks import at_least, check_fields, positive
-from priory.fed.local import Optimiser, Pull, Work, check_finetune, finetune_work, fit, total_nll
+from priory.fed.local import Optimiser, Pull, Work, check_finetune, finetune, fit, total_nll
 from priory.fed.method import Info, Message, Method, Predictive, Task, equally, point
 from priory.fed.shard import Batch, Shard
 from priory.methods._blocks.certified import own_statistics, trained_head
@@ -232,9 +232,8 @@ class FedHBNIW(
             return self._nll(task, params, jax.tree.map(lambda _: None, start), batch, key)
 
         centre = trees.merge(down.frozen, down.mean)
-        optimiser, work = finetune_work(self)
         pull = Pull(lambda _: centre, strength)
-        params, _ = fit(objective, Params(start, down.stats), data, optimiser, work, key, pull)  # eq. (46)
+        params = finetune(self, objective, Params(start, down.stats), data, key, pull)  # eq. (46)
         if self.personal_samples == 0:
             sd = jax.tree.map(lambda leaf: jnp.full_like(leaf, self.epsilon), down.mean)  # q_k
         else:

@@ -134,4 +134,4 @@ class FedOpt(Method[Server, Params, tuple[()], Params, Params], SharedModel[Para
         return trees.select(jnp.sum(messages.weight) > 0, moved, server), {}
 
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:
-        return finetune(self, task, down, data, key)
+        return finetune(self, task.nll, down, data, key)

@@ -146,7 +146,7 @@ class FedPA(Method[Server, Down, tuple[()], Params, Params], SharedModel[Down, P
         return trees.select(jnp.sum(messages.weight) > 0, moved, server), {}
 
     def personalise(self, task: Task, down: Down, client: tuple[()], data: Shard, key: Key) -> Params:
-        return finetune(self, task, down.params, data, key)
+        return finetune(self, task.nll, down.params, data, key)
 
     def population(self, task: Task, down: Down, data: Shard | None, key: Key) -> Params:
         del task, data, key

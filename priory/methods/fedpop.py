@@ -309,9 +309,7 @@ class FedPop(
         return chain.last if self.stateful else (), message, info
 
     def aggregate(self, task: Task, server: Server, messages: Message[Gradients], key: Key) -> tuple[Server, Info]:
-        mean = trees.weighted_mean(
-            messages.payload, messages.weight, otherwise=jax.tree.map(lambda leaf: leaf[0], messages.payload)
-        )
+        mean: Gradients = trees.weighted_mean(messages.payload, messages.weight)
         # (b/|A|) Σ J is b times the mean, here for each example; lines 21 and 22.
         per_example = trees.scale(task.num_clients / task.num_examples, mean.phi)
         phi, state = self._ascend(self.optimiser, server.phi, per_example, server.optimisers[0])

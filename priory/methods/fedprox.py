@@ -73,4 +73,4 @@ class FedProx(Method[Params, Params, tuple[()], Params, Params], SharedModel[Par
         return client, Message(params, weight=data.count.astype("float32")), {"loss": loss, "drift": drift}
 
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:
-        return finetune(self, task, down, data, key)
+        return finetune(self, task.nll, down, data, key)

@@ -39,7 +39,7 @@ from priory.core.struct import static, struct
 from priory.fed.about import About, Paper
 from priory.fed.capabilities import Clustered, SharedModel
 from priory.fed.checks import at_least, check_fields
-from priory.fed.local import Optimiser, Work, check_finetune, finetune_work, fit
+from priory.fed.local import Optimiser, Work, check_finetune, finetune, fit
 from priory.fed.method import Info, Message, Method, Predictive, Task, equally
 from priory.fed.shard import Shard
 from priory.methods._blocks import clustered
@@ -72,7 +72,6 @@ class FeSEM(Method[Params, Params, Array, Assigned, Params], SharedModel[Params,
         keeps="the number of its cluster",
         sends="its weights and the number of its cluster",
     )
-    linear: ClassVar[bool] = False
 
     def check(self) -> None:
         check_fields(self)
@@ -107,17 +106,11 @@ class FeSEM(Method[Params, Params, Array, Assigned, Params], SharedModel[Params,
     def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Params:
         key_choice, key_work = clustered.split(key, self.clusters)
         start = clustered.pick(down, self._placed(task, down, client, data, key_choice))
-        optimiser, work = finetune_work(self)
-        own, _ = fit(task.nll, start, data, optimiser, work, key_work)
+        own = finetune(self, task.nll, start, data, key_work)
         return jax.tree.map(lambda leaf: leaf[None], own)
 
     def population(self, task: Task, down: Params, data: Shard | None, key: Key) -> Params:
-        every = jnp.arange(self.clusters)
-        if data is None:
-            return clustered.several(down, every)
-        chosen = clustered.choose(task, down, data, clustered.draw_lots(key, self.clusters))
-        # The shape cannot follow the data: K times the same network where they choose one.
-        return clustered.several(down, jnp.where(data.count > 0, chosen, every))
+        return clustered.population(task, down, data, key)
 
     def predict(self, task: Task, posterior: Params, x: Array, key: Key) -> Predictive:
         del key
@@ -126,9 +119,6 @@ class FeSEM(Method[Params, Params, Array, Assigned, Params], SharedModel[Params,
     def reference(self, task: Task, down: Params, payload: Assigned) -> Assigned:
         del task
         return clustered.reference(down, payload)
-
-    def cluster(self, client: Array) -> Array:
-        return client
 
     def _placed(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Array:
         """The client's cluster, or for one that has none yet that with the lowest loss on its own examples."""

@@ -136,9 +136,7 @@ class PFedBayes(
         self, task: Task, server: VariationalParams, messages: Message[Any], key: Key
     ) -> tuple[VariationalParams, Info]:
         del task, key
-        mean = trees.weighted_mean(
-            messages.payload, messages.weight, otherwise=jax.tree.map(lambda leaf: leaf[0], messages.payload)
-        )
+        mean: Any = trees.weighted_mean(messages.payload, messages.weight)
         weights = mean.weights if self.average == "params" else self._matched(server, mean)
         moved = trees.axpy(self.beta, trees.sub(weights, server.weights), server.weights)
         return trees.select(jnp.sum(messages.weight) > 0, VariationalParams(moved, mean.stats), server), {}

@@ -65,7 +65,6 @@ class RandomGroups(Method[Params, Params, Array, Assigned, Params], SharedModel[
         keeps="the number of its group",
         sends="its weights and the number of its group",
     )
-    linear: ClassVar[bool] = False
 
     def check(self) -> None:
         at_least("num-networks", self.num_networks, 1)
@@ -92,11 +91,11 @@ class RandomGroups(Method[Params, Params, Array, Assigned, Params], SharedModel[
 
     def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Params:
         if self.predict_with == "group":
-            return finetune(self, task, clustered.pick(down, client), data, key)
+            return finetune(self, task.nll, clustered.pick(down, client), data, key)
 
         def tuned(network_and_key: tuple[Params, Key]) -> Params:
             network, key = network_and_key
-            return finetune(self, task, network, data, key)
+            return finetune(self, task.nll, network, data, key)
 
         keys = key[None] if self.num_networks == 1 else jax.random.split(key, self.num_networks)
         return jax.lax.map(tuned, (clustered.several(down, jnp.arange(self.num_networks)), keys))
@@ -116,6 +115,3 @@ class RandomGroups(Method[Params, Params, Array, Assigned, Params], SharedModel[
     def reference(self, task: Task, down: Params, payload: Assigned) -> Assigned:
         del task
         return clustered.reference(down, payload)
-
-    def cluster(self, client: Array) -> Array:
-        return client

@@ -132,7 +132,7 @@ class Scaffold(Method[Control, Control, Any, Control, Params], SharedModel[Contr
         return Control(weights, trees.axpy(share, mean.variate, server.variate), mean.stats), {}
 
     def personalise(self, task: Task, down: Control, client: Any, data: Shard, key: Key) -> Params:
-        return finetune(self, task, Params(down.weights, down.stats), data, key)
+        return finetune(self, task.nll, Params(down.weights, down.stats), data, key)
 
     def population(self, task: Task, down: Control, data: Shard | None, key: Key) -> Params:
         del task, data, key

@@ -153,9 +153,7 @@ class SFedBayes(
         self, task: Task, server: VariationalParams, messages: Message[Update], key: Key
     ) -> tuple[VariationalParams, Info]:
         del task, key
-        mean = trees.weighted_mean(
-            messages.payload, messages.weight, otherwise=jax.tree.map(lambda leaf: leaf[0], messages.payload)
-        )
+        mean: Update = trees.weighted_mean(messages.payload, messages.weight)
         before = _update(server)
         now, then = (mean.mean, mean.rho, mean.inclusion), (before.mean, before.rho, before.inclusion)
         centre, rho, inclusion = trees.axpy(self.beta, trees.sub(now, then), then)

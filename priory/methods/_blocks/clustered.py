@@ -33,7 +33,7 @@ class Assigned:
 
 
 def fresh(task: Task, key: Key, num: int, *, alike: bool, name: str = "clusters") -> Params:
-    """So many first networks, all the same or independent; a single one has the whole key."""
+    """Draw `num` first networks, all the same or independent; a single one has the whole key."""
     if num > task.num_clients:
         raise UsageError(
             f"{name}={num} exceeds the {task.num_clients} clients of this federation; choose 1 to {task.num_clients}."
@@ -44,19 +44,19 @@ def fresh(task: Task, key: Key, num: int, *, alike: bool, name: str = "clusters"
 
 
 def pick(networks: Params, number: Array | int) -> Params:
-    """One of the networks."""
+    """Return one of the networks."""
     return Params(jax.tree.map(lambda leaf: leaf[number], networks.weights), networks.stats)
 
 
 def several(networks: Params, index: Array) -> Params:
-    """Some of the networks, each with its own copy of the statistics, on axis 0."""
+    """Return some of the networks, each with its own copy of the statistics, on axis 0."""
     num = index.shape[0]
     stats = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), networks.stats)
     return Params(jax.tree.map(lambda leaf: leaf[index], networks.weights), stats)
 
 
 def split(key: Key, num: int) -> tuple[Key, Key]:
-    """The key of a choice among so many and that of the work; with nothing to choose, the work has all of it."""
+    """Return the key of a choice among `num` and that of the work; with nothing to choose, the work has all of it."""
     if num == 1:
         return key, key
     key_choice, key_work = jax.random.split(key)
@@ -64,20 +64,29 @@ def split(key: Key, num: int) -> tuple[Key, Key]:
 
 
 def draw_lots(key: Key, num: int) -> Array:
-    """A number in [0, 1) for each of so many, (num,); the key is spent only where there is something to choose."""
+    """Draw numbers in [0, 1), (num,), to break ties; the key is spent only where there is something to choose."""
     return jnp.zeros(1) if num == 1 else jax.random.uniform(key, (num,))
 
 
 def choose(task: Task, networks: Params, data: Shard, lots: Array) -> Array:
-    """The network with the lowest loss on a client's own examples, by lot among equals; 0 without examples."""
+    """Return the network with the lowest loss on a client's own examples, at random among equals; 0 without any."""
     if lots.shape[0] == 1:
         return jnp.int32(0)
     best = least(total_nll(task, networks, data), lots)
     return jnp.where(data.count > 0, best, 0).astype("int32")
 
 
+def population(task: Task, networks: Params, data: Shard | None, key: Key) -> Params:
+    """Return all K networks on axis 0, or K copies of the one that a client's data choose: no shape follows data."""
+    every = jnp.arange(_num(networks))
+    if data is None:
+        return several(networks, every)
+    chosen = choose(task, networks, data, draw_lots(key, every.shape[0]))
+    return several(networks, jnp.where(data.count > 0, chosen, every))
+
+
 def total_nll(task: Task, networks: Params, data: Shard) -> Array:
-    """The negative log-likelihood of at most `NUM_TRIED` of a client's examples under each network, (K,)."""
+    """Return the negative log-likelihood of at most `NUM_TRIED` of a client's examples under each network, (K,)."""
     size = max(1, min(TRIED_AT_ONCE, data.capacity))
     # Not a key of the round: from round to round the networks change, and the examples they are compared on do not.
     order = data.order(jax.random.key(0))
@@ -88,23 +97,23 @@ def total_nll(task: Task, networks: Params, data: Shard) -> Array:
         return total + jnp.sum(batch.mask) * losses
 
     num_batches = (jnp.minimum(data.count, NUM_TRIED) + size - 1) // size
-    return jax.lax.fori_loop(0, num_batches, step, jnp.zeros(jax.tree.leaves(networks.weights)[0].shape[0]))
+    return jax.lax.fori_loop(0, num_batches, step, jnp.zeros(_num(networks)))
 
 
 def least(losses: Array, lots: Array) -> Array:
-    """The place of the smallest number, among equals that with the largest lot."""
+    """Return the index of the smallest number, among equals that with the largest lot."""
     return jnp.argmax(jnp.where(losses == jnp.min(losses), lots, -1.0))
 
 
 def reference(networks: Params, payload: Assigned) -> Assigned:
-    """What a member of the same cluster sends that learned nothing."""
+    """Return the message of a member of the same cluster that learned nothing."""
     return Assigned(payload.cluster, pick(networks, payload.cluster).weights, networks.stats)
 
 
 def aggregate(
     server: State, messages: Message[Assigned], move: Callable[[Any, Any], Any] = lambda mean, old: mean
 ) -> tuple[State, Info]:
-    """The server after the mean of each cluster's members has moved its network, and the share of each cluster.
+    """Return the server after each cluster's network moved to the mean of its members, and each cluster's share.
 
     A cluster without members keeps every bit.
 
@@ -114,13 +123,12 @@ def aggregate(
     """
     old: Any = server
     sent = messages.payload
-    num = jax.tree.leaves(old.weights)[0].shape[0]
+    num = _num(old)
 
     def one(place: tuple[Array, Any]) -> tuple[Any, Array]:
         number, before = place
         weight = jnp.where(sent.cluster == number, messages.weight, 0.0)
-        first = jax.tree.map(lambda leaf: leaf[0], sent.weights)
-        mean = trees.weighted_mean(sent.weights, weight, otherwise=first)
+        mean: Any = trees.weighted_mean(sent.weights, weight)
         heard = jnp.sum(weight)
         return trees.select(heard > 0, move(mean, before), before), heard
 
@@ -128,3 +136,8 @@ def aggregate(
     stats = trees.weighted_mean(sent.stats, messages.weight, otherwise=old.stats)
     share = heard / jnp.maximum(jnp.sum(messages.weight), 1e-30)
     return replace(old, weights=weights, stats=stats), {f"share_{j + 1}": share[j] for j in range(num)}
+
+
+def _num(networks: Any) -> int:
+    """Return how many networks are on axis 0."""
+    return int(jax.tree.leaves(networks.weights)[0].shape[0])
