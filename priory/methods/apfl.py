@@ -95,7 +95,7 @@ class APFL(Method[Params, Params, Own, Params, Params], SharedModel[Params, Para
                 return task.nll(Params(weights, shared.stats), batch, key_shared)
 
             def mixed_loss(weights: Any, alpha: Array) -> tuple[Array, Any]:
-                mixed = _mixed(alpha, weights, shared.weights)
+                mixed = _mixed(alpha, weights, shared.weights)  # Algorithm 1: v̄ = αv + (1 − α)w
                 return task.nll(Params(mixed, own.stats), batch, key_own)
 
             slope, stats = jax.grad(loss, has_aux=True)(shared.weights)
@@ -108,8 +108,8 @@ class APFL(Method[Params, Params, Own, Params, Params], SharedModel[Params, Para
                 moved = jnp.clip(alpha - self.optimiser.step_size * alpha_slope, 0.0, 1.0)
                 alpha = jnp.where(steps == 0, moved, alpha)
             networks = (
-                Params(optax.apply_updates(shared.weights, updates), stats),
-                Params(optax.apply_updates(own.weights, own_updates), own_stats),
+                Params(optax.apply_updates(shared.weights, updates), stats),  # Algorithm 1, step of w
+                Params(optax.apply_updates(own.weights, own_updates), own_stats),  # Algorithm 1, step of v
             )
             return networks, (state, own_state), alpha, total + value, steps + 1
 

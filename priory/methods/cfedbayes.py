@@ -179,9 +179,9 @@ class CFedBayes(
         self, task: Task, down: VariationalParams, client: Member, data: Shard, key: Key
     ) -> tuple[Member, Message[Assigned], Info]:
         key_choice, key_work = clustered.split(key, self.num_clusters)
-        chosen = self._choose(task, down, data, key_choice)
+        chosen = self._choose(task, down, data, key_choice)  # Algorithm 3: k̃, eq. (56)
         prior = _prior(down, chosen)
-        personal, localised, loss = self._local(task, prior, client, data, key_work)
+        personal, localised, loss = self._local(task, prior, client, data, key_work)  # Algorithm 3, ClientUpdate
         divergence = gaussian.kl(gaussian.of(personal.q.weights), gaussian.of(prior.weights))
         sent = localised.weights if self.average == "params" else _moments(personal.q.weights, prior.weights)
         message = Message(Assigned(chosen, sent, localised.stats), weight=(data.count > 0).astype("float32"))
@@ -194,8 +194,9 @@ class CFedBayes(
         del task, key
 
         def move(mean: Any, old: Free) -> Free:
+            # eqs. (A.28) and (A.29)
             new = mean if self.average == "params" else gaussian.matching(mean.offset, mean.square, old.mean)
-            return trees.axpy(self.beta, trees.sub(new, old), old)
+            return trees.axpy(self.beta, trees.sub(new, old), old)  # Algorithm 3: (1 − β)u_k + β mean v_k
 
         return clustered.aggregate(server, messages, move)
 
@@ -290,7 +291,7 @@ class CFedBayes(
             lambda mean, more: jnp.concatenate([mean[None], more]), priors.mean, jax.lax.map(drawn, keys)
         )
         tried = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), stacks)
-        losses = clustered.total_nll(task, Params(tried, down.stats), data)
+        losses = clustered.total_nll(task, Params(tried, down.stats), data)  # eq. (56), all examples for a minibatch
         losses = jnp.sum(losses.reshape(-1, self.num_clusters), axis=0)
         best = clustered.least(losses, jax.random.uniform(key_tie, losses.shape))
         return jnp.where(data.count > 0, best, 0).astype("int32")
@@ -299,11 +300,12 @@ class CFedBayes(
         self, task: Task, prior: VariationalParams, client: Member, data: Shard, key: Key
     ) -> tuple[ClientState, VariationalParams, Array]:
         """The posterior and w_k after a round's work under a prior, and its mean loss."""
-        nll = coupled_vi.likelihood(task, self.draw, self.samples_per_step)
+        nll = coupled_vi.likelihood(task, self.draw, self.samples_per_step)  # first term of eq. (55)
         start = init_client_state(prior, self.optimiser)
         if isinstance(client.personal, ClientState):
             start = trees.select(client.cluster >= 0, client.personal, start)
         how = CoupledFit(self.optimiser, self.work, self.zeta, self.prior_rate, moves_prior=self.average == "params")
+        # Algorithm 3, with eqs. (55) and (57)
         return coupled_vi.fit_posterior_and_prior(nll, gaussian, start, prior, data, key, how)
 
 

@@ -76,6 +76,7 @@ class Ditto(Method[Params, Params, Params, Params, Params], SharedModel[Params, 
         strength = jax.tree.map(lambda _: self.lam, down.weights)
         pull = Pull(lambda _: down.weights, strength, self.proximal)  # λ/2 ‖v − w^t‖² of eq. (Ditto)
         params, loss = fit(task.nll, down, data, self.optimiser, self.work, key_global)
+        # Algorithm 1, the personal steps
         personal, _ = fit(task.nll, client, data, self.optimiser, self.work, key_personal, pull)
         drift = trees.norm(trees.sub(personal.weights, down.weights))
         return personal, Message(params, weight=data.count.astype("float32")), {"loss": loss, "drift": drift}

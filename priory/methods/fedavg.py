@@ -59,7 +59,7 @@ class FedAvg(Method[Params, Params, tuple[()], Params, Params], SharedModel[Para
     def client_update(
         self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key
     ) -> tuple[tuple[()], Message[Params], Info]:
-        params, loss = fit(task.nll, down, data, self.optimiser, self.work, key)
+        params, loss = fit(task.nll, down, data, self.optimiser, self.work, key)  # Algorithm 1, ClientUpdate
         return client, Message(params, weight=data.count.astype("float32")), {"loss": loss}
 
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:

@@ -69,12 +69,13 @@ class FedBABU(Method[Params, Params, tuple[()], Params, Params], SharedModel[Par
         def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
             return task.nll(Params(trees.merge(head, params.weights), params.stats), batch, key)
 
+        # Algorithm 1, local update of the body
         trained, loss = fit(objective, Params(body, down.stats), data, self.optimiser, self.work, key)
         return client, Message(trained, weight=jnp.float32(1)), {"loss": loss}
 
     def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
         del key
-        head, body = trees.partition(server.weights, task.is_head)
+        head, body = trees.partition(server.weights, task.is_head)  # Algorithm 1, the server averages bodies alone
         mean = trees.weighted_mean(messages.payload, messages.weight, otherwise=Params(body, server.stats))
         return Params(trees.merge(head, mean.weights), mean.stats), {}
 

@@ -120,12 +120,12 @@ class FedBE(Method[Params, Params, tuple[()], Params, Params], SharedModel[Param
         return client, Message(params, weight=data.count.astype("float32")), {"loss": loss}
 
     def aggregate(self, task: Task, server: Params, messages: Message[Params], key: Key) -> tuple[Params, Info]:
-        mean = trees.weighted_mean(messages.payload, messages.weight, otherwise=server)
+        mean = trees.weighted_mean(messages.payload, messages.weight, otherwise=server)  # Algorithm 1, the mean w̄
         if self.distil_epochs == 0:
             return mean, {}
         key_draw, key_distil = jax.random.split(key)
-        target = self._target(task, mean, messages, key_draw)
-        distilled, loss = self._distilled(task, mean, target, key_distil)
+        target = self._target(task, mean, messages, key_draw)  # Algorithm 1, networks drawn and pseudo-labels
+        distilled, loss = self._distilled(task, mean, target, key_distil)  # Algorithm 1, SWA
         there = jnp.any(messages.weight > 0)
         return trees.select(there, distilled, server), {"distil_loss": jnp.where(there, loss, jnp.nan)}
 

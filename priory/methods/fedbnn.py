@@ -184,9 +184,9 @@ class FedBNN(Method[Server, Array, Client, Array, VariationalParams], Draws[Vari
         self, task: Task, down: Array, client: Client, data: Shard, key: Key
     ) -> tuple[Client, Message[Array], Info]:
         key_prior, key_posterior, key_say = jax.random.split(key, 3)
-        prior, prior_loss = self._prior(task, down, client, key_prior)
-        q, loss = self._posterior(task, _begin(client.q, prior, _heard(down)), prior, data, key_posterior)
-        phi = self._says(task, q, key_say)
+        prior, prior_loss = self._prior(task, down, client, key_prior)  # eq. (4)
+        q, loss = self._posterior(task, _begin(client.q, prior, _heard(down)), prior, data, key_posterior)  # eq. (5)
+        phi = self._says(task, q, key_say)  # Algorithm 1: Φ_i(X), the mean over K draws
         info = {
             "loss": loss,
             "prior_loss": prior_loss,
@@ -199,7 +199,7 @@ class FedBNN(Method[Server, Array, Client, Array, VariationalParams], Draws[Vari
     def aggregate(self, task: Task, server: Server, messages: Message[Array], key: Key) -> tuple[Server, Info]:
         del task, key
         if server.cache is None:
-            mean = trees.weighted_mean(messages.payload, messages.weight, otherwise=server.mean)
+            mean = trees.weighted_mean(messages.payload, messages.weight, otherwise=server.mean)  # Algorithm 1: Φ̄(X)
             return replace(server, mean=trees.select(jnp.sum(messages.weight) > 0, _rows(mean), server.mean)), {}
         assert messages.sender is not None
         old, sender = server.cache, messages.sender
@@ -258,7 +258,7 @@ class FedBNN(Method[Server, Array, Client, Array, VariationalParams], Draws[Vari
         heard = _heard(down)
         centre = jax.tree.map(lambda leaf: jnp.where(heard, leaf, 0.0), client.q.weights.mean)
         start = gaussian.around(centre, wide)
-        target = self.gamma * down + (1 - self.gamma) * client.phi
+        target = self.gamma * down + (1 - self.gamma) * client.phi  # Algorithm 1: Φ_i^corrected
         inputs = public_set.as_shard(_alignment(task))
         solver = replace(self.optimiser, step_size=self.optimiser.step_size * self.prior_rate)
         work = Work(epochs=self.prior_epochs, batch_size=min(self.work.batch_size, inputs.capacity))
@@ -294,7 +294,7 @@ class FedBNN(Method[Server, Array, Client, Array, VariationalParams], Draws[Vari
             free, stats, state, total, steps = carry
             at = gaussian.of(free)
             (value, stats), slope = jax.value_and_grad(nll, has_aux=True)(at, stats, batch, key)
-            slope = gaussian.chain(free, trees.axpy(share, gaussian.kl_gradient(at, w), slope))
+            slope = gaussian.chain(free, trees.axpy(share, gaussian.kl_gradient(at, w), slope))  # eq. (5)
             moves, state = transform.update(slope, state, free)
             return optax.apply_updates(free, moves), stats, state, total + value, steps + 1
 

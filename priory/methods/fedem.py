@@ -103,8 +103,9 @@ class FedEM(Method[Params, Params, Array, Params, Mixture], SharedModel[Params, 
     def client_update(
         self, task: Task, down: Params, client: Array, data: Shard, key: Key
     ) -> tuple[Array, Message[Params], Info]:
-        share = _responsibilities(client, self._log_prob(task, down, data))  # E-step
-        weights = _mean_share(share, data, otherwise=client)  # M-step of π_k
+        share = _responsibilities(client, self._log_prob(task, down, data))  # Algorithm 1, E-step
+        weights = _mean_share(share, data, otherwise=client)  # Algorithm 1, M-step of π_k
+        # Algorithm 1, M-step of θ_km
         components, losses = self._train(task, down, share, data, self.optimiser, self.work, key)
         info = {f"share_{m + 1}": weights[m] for m in range(self.num_components)}
         message = Message(components, weight=data.count.astype("float32"))

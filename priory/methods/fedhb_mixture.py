@@ -205,7 +205,7 @@ class FedHBMixture(
                 return loss, {**params.stats, "network": stats}
             own = Params(trees.merge(frozen_gate, params.weights["gate"]), params.stats["gate"])
             share = mixture.responsibilities(params.weights["network"], down.networks, self.variance)
-            target = jnp.argmax(share)  # the nearest prototype, at every minibatch
+            target = jnp.argmax(share)  # Algorithm 4, step 3: the nearest prototype, at every minibatch
             missed, gate_stats = self._gate_loss(task, own, batch, target, key_gate)
             return loss + missed, {"network": stats, "gate": gate_stats}
 
@@ -213,6 +213,7 @@ class FedHBMixture(
         weights = {"network": self._start(task, down, client, data, key_start), "gate": gate}
         stats = {"network": down.stats, "gate": None if down.gate is None else down.gate.stats}
         pull = self._pull(down, data, gate)
+        # eq. (22); Algorithm 4, step 3
         trained, loss = fit(objective, Params(weights, stats), data, self.optimiser, self.work, key_fit, pull)
         network = trained.weights["network"]
         sent_gate = None if down.gate is None else Params(trained.weights["gate"], trained.stats["gate"])
@@ -228,6 +229,7 @@ class FedHBMixture(
         def shares(sent: Update) -> Update:
             if self.linear:
                 return sent
+            # E-step, eq. (75)
             return replace(sent, network=mixture.share_out(sent.network, server.networks, self.variance))
 
         frozen_gate, gate = self._gate_parts(task, server)
@@ -238,7 +240,8 @@ class FedHBMixture(
         )
         empty = 0.0 if self.empty == "zero" else NOBODY
         shrinkage = self.variance / task.num_clients if self.prior_mean == "zero" else 0.0
-        networks = mixture.maximise(mean.network, server.networks, shrinkage, empty)  # eq. (24)
+        networks = mixture.maximise(mean.network, server.networks, shrinkage, empty)  # M-step, eqs. (24) and (77)
+        # Algorithm 4, step 5: β is the mean of β_k
         new_gate = None if mean.gate is None else Params(trees.merge(frozen_gate, mean.gate.weights), mean.gate.stats)
         heard = jnp.sum(messages.weight) > 0
         info = {f"share_{j + 1}": mean.network.share[j] for j in range(self.num_prototypes)}
@@ -325,7 +328,7 @@ class FedHBMixture(
         theta = gaussian.draw(key, Gaussian(mean, width))
         network = Params(trees.merge(down.frozen, theta), payload.stats)
         entropy = 0.5 * trees.size(mean) * (1 + jnp.log(2 * jnp.pi) + 2 * jnp.log(self.epsilon))
-        prior = mixture.expected_log_density(mean, down.networks, self.variance, self.epsilon)
+        prior = mixture.expected_log_density(mean, down.networks, self.variance, self.epsilon)  # a bound on eq. (72)
         return entropy + prior - total_nll(task, network, data, self.work.batch_size)
 
     def _gate_parts(self, task: Task, down: Prototypes) -> tuple[Weights, Weights]:
@@ -352,7 +355,7 @@ class FedHBMixture(
         strength = 1 / (self.variance * jnp.maximum(data.count, 1))
 
         def centre(weights: Weights) -> Weights:
-            share = mixture.responsibilities(weights["network"], down.networks, self.variance)
+            share = mixture.responsibilities(weights["network"], down.networks, self.variance)  # eq. (75)
             return {"network": mixture.blend(share, down.networks), other: weights[other]}
 
         networks = jax.tree.map(lambda _: strength, down.networks)

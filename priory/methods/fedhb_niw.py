@@ -192,7 +192,8 @@ class FedHBNIW(
             return self._nll(task, params, down.frozen, batch, key)
 
         start = client if self.stateful else down.mean
-        pull = Pull(lambda _: down.mean, self._strength(task, down, data))
+        pull = Pull(lambda _: down.mean, self._strength(task, down, data))  # eq. (17), second term
+        # eq. (17); Algorithm 3, step 3
         params, loss = fit(objective, Params(start, down.stats), data, self.optimiser, self.work, key, pull)
         delta = trees.sub(params.weights, down.mean)
         payload: Any = params
@@ -207,7 +208,7 @@ class FedHBNIW(
         mean, spread, stats = self._moments(server, messages)
         keep = columns.keep_probabilities(mean, self.keep)
         # The participants stand for all N clients: N/N_f Σ_i is N times their mean.
-        observed = Observed(mean, spread, keep, self.epsilon, task.num_clients)
+        observed = Observed(mean, spread, keep, self.epsilon, task.num_clients)  # Algorithm 3, step 5
         prior = self._prior(mean)
         if self.prior_mean == "learned":
             prior = replace(prior, mean=jax.tree.map(jnp.multiply, keep, mean))
@@ -215,10 +216,10 @@ class FedHBNIW(
             prior = replace(prior, mean=mean)
         centre = mean if self.prior_mean == "plain" else niw.shrunk_mean(prior, observed)  # eq. (18)
         before = self._posterior(task, server)
-        new = niw.update(prior, observed, before.dof, before.strength, centre, self.learn_scale)
+        new = niw.update(prior, observed, before.dof, before.strength, centre, self.learn_scale)  # eqs. (18) and (41)
         proposed = Prior(new.mean, new.scale, server.frozen, stats)
         server = trees.select(jnp.sum(messages.weight) > 0, proposed, server)
-        variance = niw.mode_variance(self._posterior(task, server))
+        variance = niw.mode_variance(self._posterior(task, server))  # Σ* of eq. (34)
         rms = jnp.sqrt(sum(map(jnp.sum, jax.tree.leaves(variance))) / trees.size(variance))
         return server, {"client_sd": rms}
 
@@ -303,7 +304,7 @@ class FedHBNIW(
             prior = replace(prior, mean=down.mean)
         if self.learn_scale:
             prior = replace(prior, scale=niw.marginal_scale(q, prior.dof))
-        return -niw.kl(q, prior)
+        return -niw.kl(q, prior)  # eq. (36), with every constant
 
     def client_evidence(self, task: Task, down: Prior, payload: Any, data: Shard, key: Key) -> Array:
         mean = trees.add(down.mean, payload.delta) if self.linear else payload.weights
@@ -313,25 +314,26 @@ class FedHBNIW(
         theta = niw.draw(key_noise, StudentT(dropped, width, float("inf"), True))
         network = Params(trees.merge(down.frozen, theta), payload.stats)
         keep = columns.keep_probabilities(mean, self.keep)
+        # eq. (38), with every constant
         divergence = niw.expected_divergence(self._posterior(task, down), mean, keep, self.epsilon)
         return -total_nll(task, network, data, self.work.batch_size) - divergence
 
     def _nll(self, task: Task, params: Params, frozen: Weights, batch: Batch, key: Key) -> tuple[Array, Any]:
         """The likelihood term of eqs. (17) and (46), at the dropout version of the weights."""
         key_drop, key_net = jax.random.split(key)
-        masks = columns.draw_masks(key_drop, params.weights, self.keep)
+        masks = columns.draw_masks(key_drop, params.weights, self.keep)  # m̃ of eqs. (17) and (46), a draw of eq. (16)
         return task.nll(Params(trees.merge(frozen, params.weights), params.stats), batch, key_net, masks)
 
     def _strength(self, task: Task, down: Prior, data: Shard) -> Weights:
         """The weights of the quadratic penalty of eq. (17), in units of the mean likelihood of one example."""
         q = self._posterior(task, down)
         if self.precision == "mode":
-            precision = jax.tree.map(lambda variance: 1 / variance, niw.mode_variance(q))
+            precision = jax.tree.map(lambda variance: 1 / variance, niw.mode_variance(q))  # eq. (34)
         else:
-            precision = niw.expected_precision(q)
+            precision = niw.expected_precision(q)  # eq. (52)
         keep = columns.keep_probabilities(down.mean, self.keep)
         share = self.kl_scale / jnp.maximum(data.count, 1)
-        return jax.tree.map(lambda p, kept: share * kept * p, precision, keep)
+        return jax.tree.map(lambda p, kept: share * kept * p, precision, keep)  # p/2 (n0 + d + 1) V0⁻¹ of eq. (35)
 
     def _posterior(self, task: Task, down: Prior) -> NIW:
         dim = self._dim(down.mean)

@@ -129,8 +129,8 @@ class FedPA(Method[Server, Down, tuple[()], Params, Params], SharedModel[Down, P
         last, samples, loss = self._sampled(task, down.params, data, key)
         delta = trees.select(
             down.sampling,
-            delta_of(down.params.weights, samples, self.shrinkage),
-            trees.sub(down.params.weights, last.weights),
+            delta_of(down.params.weights, samples, self.shrinkage),  # Algorithm 3, client update of FedPA
+            trees.sub(down.params.weights, last.weights),  # Algorithm 2, client update of FedAvg
         )
         sent = Params(trees.sub(down.params.weights, delta), last.stats)
         info = {"loss": loss, "drift": trees.norm(delta)}
@@ -141,6 +141,7 @@ class FedPA(Method[Server, Down, tuple[()], Params, Params], SharedModel[Down, P
         before = Params(server.weights, server.stats)
         mean = trees.weighted_mean(messages.payload, messages.weight, otherwise=before)
         delta = trees.sub(server.weights, mean.weights)
+        # Algorithm 1, server update
         updates, state = self._server_optimiser().update(delta, server.optimiser, server.weights)
         moved = Server(trees.add(server.weights, updates), mean.stats, state, server.rounds + 1)
         return trees.select(jnp.sum(messages.weight) > 0, moved, server), {}

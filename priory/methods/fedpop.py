@@ -290,17 +290,19 @@ class FedPop(
         self, task: Task, down: Down, client: Weights, data: Shard, key: Key
     ) -> tuple[Weights, Message[Gradients], Info]:
         key_start, key_size, key_chain, key_score, key_body = jax.random.split(key, 5)
-        start = client if self.stateful else self._from_prior(down, key_start)
+        start = client if self.stateful else self._from_prior(down, key_start)  # Algorithm 1, lines 5 to 8
         model = Mixed(task, Params(down.phi, down.stats), start)
         key_rows, key_bound = jax.random.split(key_size)
         target = self._target(model, self._rows(model, data, key_rows), down.beta, start, data, key_bound)
         gamma = self._step_size(target, start)
         how = {"num_steps": self.steps, "burn_in": self.burn_in, "leapfrog": self.leapfrog}
-        chain = kernels.sample(self.kernel, target.log_density, start, gamma, key_chain, **how)  # lines 10 to 15
+        # Algorithm 1, lines 10 to 15
+        chain = kernels.sample(self.kernel, target.log_density, start, gamma, key_chain, **how)
         # A Gibbs sampler needs one draw of each z_k, and not their mean.
         seen = jax.tree.map(lambda leaf: leaf[None], chain.last) if self.prior_draws else chain.kept
-        scores = self._scores(target, down.beta, seen, key_score)  # line 17
-        body, phi = model.body_gradient(chain.kept, data, self.batch_size, not self._samples_data, key_body)  # line 18
+        scores = self._scores(target, down.beta, seen, key_score)  # Algorithm 1, line 17
+        # Algorithm 1, line 18
+        body, phi = model.body_gradient(chain.kept, data, self.batch_size, not self._samples_data, key_body)
         payload = Gradients(jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), scores), body, phi.stats)
         message = Message(payload, weight=(data.count > 0).astype("float32"))
         limit = kernels.stability_limit(self.kernel, target.bound)
@@ -312,11 +314,12 @@ class FedPop(
         mean: Gradients = trees.weighted_mean(messages.payload, messages.weight)
         # (b/|A|) Σ J is b times the mean, here for each example; lines 21 and 22.
         per_example = trees.scale(task.num_clients / task.num_examples, mean.phi)
-        phi, state = self._ascend(self.optimiser, server.phi, per_example, server.optimisers[0])
+        phi, state = self._ascend(self.optimiser, server.phi, per_example, server.optimisers[0])  # Algorithm 1, line 22
         if self.radius is not None:
+            # Π_Φ of line 22
             phi = trees.scale(jnp.minimum(1.0, self.radius / jnp.maximum(trees.norm(phi), 1e-12)), phi)
-        beta, prior_state, crowd = self._next_prior(task, server, mean.beta, key)
-        beta, collapsed = population.project(beta, self.sigma_min, jnp.inf)
+        beta, prior_state, crowd = self._next_prior(task, server, mean.beta, key)  # Algorithm 1, line 21
+        beta, collapsed = population.project(beta, self.sigma_min, jnp.inf)  # Π_B of line 21
         recent, count = server.recent, server.count + 1
         if self._follows:
             share = RECENT / (count + RECENT)

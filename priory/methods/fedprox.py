@@ -68,6 +68,7 @@ class FedProx(Method[Params, Params, tuple[()], Params, Params], SharedModel[Par
     ) -> tuple[tuple[()], Message[Params], Info]:
         strength = jax.tree.map(lambda _: self.mu, down.weights)
         pull = Pull(lambda _: down.weights, strength, self.proximal)  # μ/2 ‖w − w^t‖² of eq. (2)
+        # Algorithm 2, the inexact argmin of eq. (2)
         params, loss = fit(task.nll, down, data, self.optimiser, self.work, key, pull)
         drift = trees.norm(trees.sub(params.weights, down.weights))
         return client, Message(params, weight=data.count.astype("float32")), {"loss": loss, "drift": drift}

@@ -73,11 +73,13 @@ class FedRep(Method[Params, Params, Any, Params, Params]):
         self, task: Task, down: Params, client: Any, data: Shard, key: Key
     ) -> tuple[Any, Message[Params], Info]:
         key_head, key_body = jax.random.split(key)
+        # Algorithm 1, client update of the head
         head = self._fit_head(task, down, client, data, self.optimiser, key_head)
 
         def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
             return task.nll(Params(trees.merge(head, params.weights), params.stats), batch, key)
 
+        # Algorithm 1, client update of the representation
         body, loss = fit(objective, down, data, self.optimiser, self.work, key_body)
         return head, Message(body, weight=jnp.float32(1)), {"loss": loss}
 

@@ -343,17 +343,17 @@ class FedVI(
         features, stats = embedding.features(Params(theta["embedding"], params.stats), batch.x, key_embed)
         support, query = self._halves(batch.mask)
         constructor = self._constructor(num_local, embedding.num_outputs)
-        seen = constructor.elements(theta["constructor"], features[:, :num_global])
+        seen = constructor.elements(theta["constructor"], features[:, :num_global])  # g ∘ h of eqs. (27) to (29)
         mean = support @ seen / jnp.maximum(support.sum(), 1.0)
         local = _local(constructor.whole(theta["constructor"], mean), num_local)
         layer = _last_layer(theta, _draw(key_beta, local), local.bias)
         outputs = embedding.outputs(theta["embedding"], layer, features)
-        risk = task.mean_nll(outputs, Batch(batch.x, batch.y, batch.scale, query))
+        risk = task.mean_nll(outputs, Batch(batch.x, batch.y, batch.scale, query))  # eq. (24), second line
         divergence, wide = _divergence(local), self._global_divergence(params.weights)
         size = query.sum() if self.reduction == "sum" else 1.0
-        loss = size * risk + self.tau / self.work.batch_size * divergence
+        loss = size * risk + self.tau / self.work.batch_size * divergence  # eq. (24)
         if self.gamma is not None:
-            loss = loss + size * self.gamma / task.num_examples * wide
+            loss = loss + size * self.gamma / task.num_examples * wide  # γ KL(q(θ) ‖ t) of eq. (8)
         pieces = {"risk": risk, "kl": divergence, "kl_global": wide, "batches": jnp.float32(1)}
         return loss, (stats, pieces)
 
@@ -448,9 +448,9 @@ def _local(outputs: Array, num_local: int) -> Local:
     """The Gaussian that the constructor's outputs describe, eqs. (27) to (29)."""
     num_outputs = outputs.shape[0] // (2 * num_local + 1)
     mean, log_ratio, bias = jnp.split(outputs, [num_local * num_outputs, 2 * num_local * num_outputs])
-    sd = FLOOR + glorot(num_local, num_outputs) * jnp.exp(SD_SCALE * log_ratio)
+    sd = FLOOR + glorot(num_local, num_outputs) * jnp.exp(SD_SCALE * log_ratio)  # eq. (28)
     shape = (num_local, num_outputs)
-    return Local(MEAN_SCALE * mean.reshape(shape), sd.reshape(shape), bias)
+    return Local(MEAN_SCALE * mean.reshape(shape), sd.reshape(shape), bias)  # eqs. (26), (27) and (29)
 
 
 def glorot(num_local: int, num_outputs: int) -> float:
@@ -461,7 +461,7 @@ def glorot(num_local: int, num_outputs: int) -> float:
 def _prior(num_local: int, num_outputs: int) -> Local:
     """r(β), without a bias."""
     shape = (num_local, num_outputs)
-    return Local(jnp.zeros(shape), jnp.full(shape, glorot(*shape)), jnp.zeros(num_outputs))
+    return Local(jnp.zeros(shape), jnp.full(shape, glorot(*shape)), jnp.zeros(num_outputs))  # eq. (25)
 
 
 def _divergence(local: Local) -> Array:

@@ -93,7 +93,7 @@ class FeSEM(Method[Params, Params, Array, Assigned, Params], SharedModel[Params,
         params, loss = fit(task.nll, clustered.pick(down, before), data, self.optimiser, self.work, key_work)
         distances = mixture.squared_distances(params.weights, down.weights)
         stays = (jnp.arange(self.clusters) == before).astype("float32")  # among centres that are equally near
-        nearest = clustered.least(distances, stays).astype("int32")  # E-step
+        nearest = clustered.least(distances, stays).astype("int32")  # Algorithm 1, E-step
         sent = Assigned(nearest, params.weights, params.stats)
         kept = jnp.where(data.count > 0, nearest, client)
         info = {"loss": loss, "distance": jnp.sqrt(distances[nearest])}
@@ -101,7 +101,7 @@ class FeSEM(Method[Params, Params, Array, Assigned, Params], SharedModel[Params,
 
     def aggregate(self, task: Task, server: Params, messages: Message[Assigned], key: Key) -> tuple[Params, Info]:
         del task, key
-        return clustered.aggregate(server, messages)  # M-step
+        return clustered.aggregate(server, messages)  # Algorithm 1, M-step
 
     def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Params:
         key_choice, key_work = clustered.split(key, self.clusters)

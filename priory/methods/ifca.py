@@ -89,7 +89,7 @@ class IFCA(Method[Params, Params, Array, Assigned, Params], SharedModel[Params, 
         self, task: Task, down: Params, client: Array, data: Shard, key: Key
     ) -> tuple[Array, Message[Assigned], Info]:
         key_choice, key_work = clustered.split(key, self.clusters)
-        chosen = self._choose(task, down, data, key_choice)
+        chosen = self._choose(task, down, data, key_choice)  # Algorithm 1: ĵ = argmin_j F_k(θ_j)
         start = clustered.pick(down, chosen)
         params, loss = fit(task.nll, start, data, self.optimiser, self.work, key_work)
         sent = Assigned(chosen, params.weights, params.stats)
@@ -98,7 +98,7 @@ class IFCA(Method[Params, Params, Array, Assigned, Params], SharedModel[Params, 
 
     def aggregate(self, task: Task, server: Params, messages: Message[Assigned], key: Key) -> tuple[Params, Info]:
         del task, key
-        return clustered.aggregate(server, messages)
+        return clustered.aggregate(server, messages)  # Algorithm 1, option II
 
     def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Params:
         key_choice, key_work = clustered.split(key, self.clusters)

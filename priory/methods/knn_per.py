@@ -128,7 +128,7 @@ class KNNPer(Method[Params, Params, tuple[()], Params, Neighbours], SharedModel[
 
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Neighbours:
         del client
-        store = self._stored(task, down, data, key)
+        store = self._stored(task, down, data, key)  # Algorithm 1, the datastore
         lam = self._chosen(task, down, store) if self.lam is None else self.lam
         return Neighbours(down, store, jnp.where(store.count > 0, lam, 0.0))
 
@@ -149,7 +149,7 @@ class KNNPer(Method[Params, Params, tuple[()], Params, Neighbours], SharedModel[
         vote = self._vote(posterior.store, seen, nobody, _num_classes(task))
         # Logarithms stay finite: a component of weight 0 still has a place in sums over the mixture.
         log_weights = jnp.log(jnp.maximum(jnp.stack([1 - posterior.lam, posterior.lam]), TINY))
-        outputs = jnp.stack([split.outputs(head, seen), vote])
+        outputs = jnp.stack([split.outputs(head, seen), vote])  # Algorithm 1, p_w and p_kNN
         return Predictive(outputs, jnp.broadcast_to(log_weights[:, None], outputs.shape[:2]))
 
     def _stored(self, task: Task, params: Params, data: Shard, key: Key) -> Datastore:

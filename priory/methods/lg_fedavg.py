@@ -80,6 +80,7 @@ class LGFedAvg(Method[Shared, Shared, Params, Params, Params]):
     def client_update(
         self, task: Task, down: Shared, client: Params, data: Shard, key: Key
     ) -> tuple[Params, Message[Params], Info]:
+        # Algorithm 1, head and body together
         trained, loss = fit(task.nll, _whole(down, client), data, self.optimiser, self.work, key)
         head, body = _apart(task, trained)
         return body, Message(head, weight=data.count.astype("float32")), {"loss": loss}

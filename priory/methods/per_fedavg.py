@@ -83,7 +83,7 @@ class PerFedAvg(Method[Params, Params, tuple[()], Params, Params], SharedModel[P
 
             here = jax.lax.stop_gradient(params.weights) if self.order == "first" else params.weights
             slope, stats = jax.grad(inner, has_aux=True)(here)
-            adapted = trees.axpy(-self.alpha, slope, params.weights)  # w − α∇f(w; D)
+            adapted = trees.axpy(-self.alpha, slope, params.weights)  # Algorithm 1: w − α∇f(w; D)
             # The gradient of this is (I − α∇²f(w; D)) ∇f(adapted; D'), or ∇f(adapted; D') alone.
             return task.nll(Params(adapted, params.stats), batch, key_outer)[0], stats
 

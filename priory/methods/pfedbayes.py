@@ -117,7 +117,7 @@ class PFedBayes(
 
     def init_server(self, task: Task, key: Key) -> VariationalParams:
         drawn = task.init(key)
-        return VariationalParams(gaussian.around(drawn.weights, self.rho), drawn.stats)
+        return VariationalParams(gaussian.around(drawn.weights, self.rho), drawn.stats)  # σ = softplus(ρ), eq. (29)
 
     def init_client(self, task: Task, down: VariationalParams, key: Key) -> Any:
         del task, key
@@ -126,8 +126,8 @@ class PFedBayes(
     def client_update(
         self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key
     ) -> tuple[Any, Message[Any], Info]:
-        personal, localised, loss = self._local(task, down, client, data, key)
-        divergence = self.divergence(task, down, personal.q)
+        personal, localised, loss = self._local(task, down, client, data, key)  # Algorithm 1, ClientUpdate
+        divergence = self.divergence(task, down, personal.q)  # KL(q ‖ w), eq. (9)
         payload: Any = localised if self.average == "params" else self._moments(personal.q, down)
         message = Message(payload, weight=(data.count > 0).astype("float32"))
         return personal if self.stateful else (), message, {"loss": loss, "divergence": divergence}
@@ -138,6 +138,7 @@ class PFedBayes(
         del task, key
         mean: Any = trees.weighted_mean(messages.payload, messages.weight)
         weights = mean.weights if self.average == "params" else self._matched(server, mean)
+        # Algorithm 1: (1 − β)v + β/S Σ_k v_k
         moved = trees.axpy(self.beta, trees.sub(weights, server.weights), server.weights)
         return trees.select(jnp.sum(messages.weight) > 0, VariationalParams(moved, mean.stats), server), {}
 
@@ -186,13 +187,14 @@ class PFedBayes(
         self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key
     ) -> tuple[ClientState, VariationalParams, Array]:
         """The posterior and w_k after a round's work, and its mean loss."""
-        nll = coupled_vi.likelihood(task, self.draw, self.samples_per_step)
+        nll = coupled_vi.likelihood(task, self.draw, self.samples_per_step)  # first term of eq. (30)
         start = client if self.stateful else init_client_state(down, self.optimiser)
         how = CoupledFit(self.optimiser, self.work, self.zeta, self.prior_rate, moves_prior=self.average == "params")
+        # Algorithm 1, r = 0 … R − 1
         return coupled_vi.fit_posterior_and_prior(nll, gaussian, start, down, data, key, how)
 
     def _moments(self, q: VariationalParams, down: VariationalParams) -> Moments:
         return Moments(*gaussian.moments(gaussian.of(q.weights), down.weights.mean), q.stats)
 
     def _matched(self, server: VariationalParams, mean: Moments) -> Free:
-        return gaussian.matching(mean.offset, mean.square, server.weights.mean)
+        return gaussian.matching(mean.offset, mean.square, server.weights.mean)  # eqs. (A.6) and (A.7)

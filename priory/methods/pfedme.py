@@ -102,7 +102,7 @@ class PFedMe(Method[Params, Params, tuple[()], Params, Params], SharedModel[Para
         strength = jax.tree.map(lambda leaf: self.lam, down.weights)
 
         def solver(weights: Any) -> optax.GradientTransformation:
-            return self.optimiser.build(Pull(lambda theta: weights, strength))  # of λ/2 ‖θ − w‖²
+            return self.optimiser.build(Pull(lambda theta: weights, strength))  # of λ/2 ‖θ − w‖², Algorithm 1
 
         def outer(carry: tuple, batch: Batch, key: Key) -> tuple:
             theta, state, weights, total, steps = carry
@@ -119,7 +119,8 @@ class PFedMe(Method[Params, Params, tuple[()], Params, Params], SharedModel[Para
                 return Params(optax.apply_updates(theta.weights, updates), stats), state, total + value
 
             theta, state, total = jax.lax.fori_loop(0, self.inner_steps, inner, (theta, state, total))
-            weights = trees.axpy(self.eta * self.lam, trees.sub(theta.weights, weights), weights)  # w ← w − ηλ(w − θ)
+            # Algorithm 1: w ← w − ηλ(w − θ)
+            weights = trees.axpy(self.eta * self.lam, trees.sub(theta.weights, weights), weights)
             return theta, state, weights, total, steps + self.inner_steps
 
         start = (down, solver(down.weights).init(down.weights), down.weights, jnp.float32(0), jnp.int32(0))

@@ -91,7 +91,7 @@ class RandomGroups(Method[Params, Params, Array, Assigned, Params], SharedModel[
 
     def personalise(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Params:
         if self.predict_with == "group":
-            return finetune(self, task.nll, clustered.pick(down, client), data, key)
+            return finetune(self, task.nll, clustered.pick(down, client), data, key)  # appendix F.2, "preset"
 
         def tuned(network_and_key: tuple[Params, Key]) -> Params:
             network, key = network_and_key
@@ -110,7 +110,7 @@ class RandomGroups(Method[Params, Params, Array, Assigned, Params], SharedModel[
         del key
         if self.predict_with == "group":
             return point(task.model.apply(posterior, x)[0])
-        return equally(task, posterior, x)
+        return equally(task, posterior, x)  # appendix F.2, "ensemble"
 
     def reference(self, task: Task, down: Params, payload: Assigned) -> Assigned:
         del task

@@ -132,7 +132,7 @@ class SFedBayes(
 
     def init_server(self, task: Task, key: Key) -> VariationalParams:
         drawn = task.init(key)
-        return VariationalParams(spike_slab.around(drawn.weights, self.rho, self.inclusion), drawn.stats)
+        return VariationalParams(spike_slab.around(drawn.weights, self.rho, self.inclusion), drawn.stats)  # eq. (33)
 
     def init_client(self, task: Task, down: VariationalParams, key: Key) -> Any:
         del task, key
@@ -141,8 +141,8 @@ class SFedBayes(
     def client_update(
         self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key
     ) -> tuple[Any, Message[Update], Info]:
-        personal, localised, loss = self._local(task, down, client, data, key)
-        divergence = self.divergence(task, down, personal.q)
+        personal, localised, loss = self._local(task, down, client, data, key)  # Algorithm 2, ClientUpdate
+        divergence = self.divergence(task, down, personal.q)  # eq. (34)
         density = spike_slab.density(spike_slab.of(personal.q.weights))
         payload = self._thinned(_update(localised), down)
         message = Message(payload, weight=(data.count > 0).astype("float32"))
@@ -156,6 +156,7 @@ class SFedBayes(
         mean: Update = trees.weighted_mean(messages.payload, messages.weight)
         before = _update(server)
         now, then = (mean.mean, mean.rho, mean.inclusion), (before.mean, before.rho, before.inclusion)
+        # Algorithm 2: (1 − β)v + β/S Σ_k v_k
         centre, rho, inclusion = trees.axpy(self.beta, trees.sub(now, then), then)
         moved = Free(centre, rho, jax.tree.map(spike_slab.logit_of, inclusion))
         return trees.select(jnp.sum(messages.weight) > 0, VariationalParams(moved, mean.stats), server), {}
@@ -236,11 +237,12 @@ class SFedBayes(
         """The posterior and w_k after a round's work, and its mean loss."""
 
         def gated(key: Key, q: SpikeSlab) -> Gaussian:
-            return spike_slab.gated(key, q, self.temperature)
+            return spike_slab.gated(key, q, self.temperature)  # eq. (41)
 
-        nll = coupled_vi.likelihood(task, self.draw, self.samples_per_step, gated)
-        start = client if self.stateful else init_client_state(down, self.optimiser)
+        nll = coupled_vi.likelihood(task, self.draw, self.samples_per_step, gated)  # first term of eq. (43)
+        start = client if self.stateful else init_client_state(down, self.optimiser)  # Algorithm 2: v_0 = v^t
         how = CoupledFit(self.optimiser, self.work, self.zeta, self.prior_rate)
+        # Algorithm 2, r = 0 … R − 1, with eqs. (42) and (43)
         return coupled_vi.fit_posterior_and_prior(nll, spike_slab, start, down, data, key, how)
 
     def _thinned(self, update: Update, down: VariationalParams) -> Update:

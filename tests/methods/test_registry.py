@@ -2,7 +2,9 @@
 
 import dataclasses
 import inspect
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,13 @@ def test_the_paper_that_a_method_declares_is_the_one_its_module_cites(name):
         assert part in cited
     assert paper.arxiv
     assert f"{paper.venue} {paper.year}" in cited if paper.venue else 2000 + int(paper.arxiv[:2]) == paper.year
+
+
+@pytest.mark.parametrize("name", [name for name in methods.REGISTRY if METHODS[name].about.paper != "baseline"])
+def test_a_comment_in_the_code_of_a_method_names_an_equation_or_a_step_of_its_paper(name):
+    lines = io.StringIO(inspect.getsource(METHODS[name])).readline
+    comments = [token.string for token in tokenize.generate_tokens(lines) if token.type == tokenize.COMMENT]
+    assert any(re.search(r"eqs?\. \(|Algorithm \d|appendix [A-Z]\.\d", comment) for comment in comments)
 
 
 def test_an_unknown_method_is_answered_with_its_neighbour():
