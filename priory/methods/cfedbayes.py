@@ -163,7 +163,7 @@ class CFedBayes(
 
     @property
     def num_clusters(self) -> int:
-        """K."""
+        """Return K."""
         assert isinstance(self.clusters, int), "`check` lets no other pass"
         return self.clusters
 
@@ -181,11 +181,11 @@ class CFedBayes(
         key_choice, key_work = clustered.split(key, self.num_clusters)
         chosen = self._choose(task, down, data, key_choice)  # Algorithm 3: k̃, eq. (56)
         prior = _prior(down, chosen)
-        personal, localised, loss = self._local(task, prior, client, data, key_work)  # Algorithm 3, ClientUpdate
-        divergence = gaussian.kl(gaussian.of(personal.q.weights), gaussian.of(prior.weights))
-        sent = localised.weights if self.average == "params" else _moments(personal.q.weights, prior.weights)
+        fitted, localised, loss = self._fit(task, prior, client, data, key_work)  # Algorithm 3, ClientUpdate
+        divergence = gaussian.kl(gaussian.of(fitted.q.weights), gaussian.of(prior.weights))
+        sent = localised.weights if self.average == "params" else _moments(fitted.q.weights, prior.weights)
         message = Message(Assigned(chosen, sent, localised.stats), weight=(data.count > 0).astype("float32"))
-        kept = Member(personal if self.stateful else (), jnp.where(data.count > 0, chosen, client.cluster))
+        kept = Member(fitted if self.stateful else (), jnp.where(data.count > 0, chosen, client.cluster))
         return kept, message, {"loss": loss, "divergence": divergence}
 
     def aggregate(
@@ -208,7 +208,7 @@ class CFedBayes(
             is_placed = client.cluster >= 0
             q, chosen = trees.select(is_placed, client.personal.q, prior), jnp.where(is_placed, client.cluster, chosen)
         else:
-            q = self._local(task, prior, client, data, key_work)[0].q
+            q = self._fit(task, prior, client, data, key_work)[0].q
         return Blend(jax.tree.map(lambda leaf: leaf[None], q.weights), q.stats, chosen[None])
 
     def population(self, task: Task, down: VariationalParams, data: Shard | None, key: Key) -> Blend:
@@ -226,7 +226,7 @@ class CFedBayes(
         return equally(task, Params(posterior.weights.mean, stats), x)
 
     def draws(self, task: Task, posterior: Blend, key: Key, num: int) -> Params:
-        """Networks of the parts in turn."""
+        """Draw networks of the parts in turn."""
         del task
         parts = gaussian.of(posterior.weights)
 
@@ -237,24 +237,21 @@ class CFedBayes(
         turns = jnp.arange(num) % posterior.cluster.shape[0]
         return jax.lax.map(one, (jax.random.split(key, num), turns))
 
-    def divergence(self, task: Task, down: VariationalParams, posterior: Blend) -> Array:
-        del task
-        priors = jax.tree.map(lambda leaf: leaf[posterior.cluster], down.weights)
-        parts = jax.vmap(gaussian.kl)(gaussian.of(posterior.weights), gaussian.of(priors))
-        return jnp.mean(parts) + math.log(self.num_clusters)
-
     def uncertified(self, task: Task) -> str | None:
         return own_statistics(task)
 
     def certified(self, task: Task, down: VariationalParams, posterior: Blend) -> Certified:
+        del task
         parts = gaussian.of(posterior.weights)
+        priors = jax.tree.map(lambda leaf: leaf[posterior.cluster], down.weights)
+        divergence = jnp.mean(jax.vmap(gaussian.kl)(parts, gaussian.of(priors)))
 
         def draw(key: Key) -> Params:
             key_part, key_weights = jax.random.split(key)
             part = jax.random.randint(key_part, (), 0, posterior.cluster.shape[0])
             return Params(gaussian.draw(key_weights, jax.tree.map(lambda leaf: leaf[part], parts)), down.stats)
 
-        return Certified(draw, self.divergence(task, down, posterior))  # with log K, since the data chose the prior
+        return Certified(draw, divergence + math.log(self.num_clusters))  # log K, since the data chose the prior
 
     def reference(self, task: Task, down: VariationalParams, payload: Assigned) -> Assigned:
         del task
@@ -265,19 +262,19 @@ class CFedBayes(
         return client.cluster
 
     def knowing(self, task: Task, mean: Params, sd: Any) -> VariationalParams:
-        """All K priors are the one population."""
+        """Return K priors that all are the one population."""
         del task
         one = Free(mean.weights, jax.tree.map(gaussian.rho_of, sd))
         num = self.num_clusters
         return VariationalParams(jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), one), mean.stats)
 
     def calibrated(self, prior_sd: float, posterior_sd: float) -> "CFedBayes":
-        """ζ = 1, since any other tempers the likelihood, and one cluster for one population."""
+        """Return the setting with ζ = 1, since any other tempers the likelihood, and one cluster."""
         del prior_sd, posterior_sd
         return replace(self, zeta=1.0, clusters=1)
 
     def _choose(self, task: Task, down: VariationalParams, data: Shard, key: Key) -> Array:
-        """The cluster whose prior expects the client's own examples most, eq. (56), by lot among equals; 0 for none."""
+        """Return the cluster whose prior expects the client's examples most, eq. (56), at random among equals."""
         if self.num_clusters == 1:
             return jnp.int32(0)
         priors = gaussian.of(down.weights)
@@ -296,10 +293,10 @@ class CFedBayes(
         best = clustered.least(losses, jax.random.uniform(key_tie, losses.shape))
         return jnp.where(data.count > 0, best, 0).astype("int32")
 
-    def _local(
+    def _fit(
         self, task: Task, prior: VariationalParams, client: Member, data: Shard, key: Key
     ) -> tuple[ClientState, VariationalParams, Array]:
-        """The posterior and w_k after a round's work under a prior, and its mean loss."""
+        """Return the posterior and w_k after a round's work under a prior, and its mean loss."""
         nll = coupled_vi.likelihood(task, self.draw, self.samples_per_step)  # first term of eq. (55)
         start = init_client_state(prior, self.optimiser)
         if isinstance(client.personal, ClientState):
@@ -310,7 +307,7 @@ class CFedBayes(
 
 
 def _prior(down: VariationalParams, number: Array | int) -> VariationalParams:
-    """What was broadcast for one cluster."""
+    """Return the prior that was broadcast for one cluster."""
     return VariationalParams(jax.tree.map(lambda leaf: leaf[number], down.weights), down.stats)
 
 

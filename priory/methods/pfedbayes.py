@@ -126,27 +126,29 @@ class PFedBayes(
     def client_update(
         self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key
     ) -> tuple[Any, Message[Any], Info]:
-        personal, localised, loss = self._local(task, down, client, data, key)  # Algorithm 1, ClientUpdate
-        divergence = self.divergence(task, down, personal.q)  # KL(q ‖ w), eq. (9)
-        payload: Any = localised if self.average == "params" else self._moments(personal.q, down)
+        fitted, localised, loss = self._fit(task, down, client, data, key)  # Algorithm 1, ClientUpdate
+        payload: Any = localised if self.average == "params" else _moments(fitted.q, down)
         message = Message(payload, weight=(data.count > 0).astype("float32"))
-        return personal if self.stateful else (), message, {"loss": loss, "divergence": divergence}
+        divergence = gaussian.kl(gaussian.of(fitted.q.weights), gaussian.of(down.weights))  # eq. (9)
+        return fitted if self.stateful else (), message, {"loss": loss, "divergence": divergence}
 
     def aggregate(
         self, task: Task, server: VariationalParams, messages: Message[Any], key: Key
     ) -> tuple[VariationalParams, Info]:
         del task, key
         mean: Any = trees.weighted_mean(messages.payload, messages.weight)
-        weights = mean.weights if self.average == "params" else self._matched(server, mean)
-        # Algorithm 1: (1 − β)v + β/S Σ_k v_k
-        moved = trees.axpy(self.beta, trees.sub(weights, server.weights), server.weights)
-        return trees.select(jnp.sum(messages.weight) > 0, VariationalParams(moved, mean.stats), server), {}
+        if self.average == "params":
+            w = mean.weights
+        else:
+            w = gaussian.matching(mean.offset, mean.square, server.weights.mean)  # eqs. (A.6) and (A.7)
+        w = trees.axpy(self.beta, trees.sub(w, server.weights), server.weights)  # Algorithm 1: (1 − β)v + β/S Σ_k v_k
+        return trees.select(jnp.sum(messages.weight) > 0, VariationalParams(w, mean.stats), server), {}
 
     def personalise(self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key) -> VariationalParams:
         if self.stateful:
             # Without examples q_k only trails behind w.
             return trees.select(data.count > 0, client.q, down)
-        return self._local(task, down, client, data, key)[0].q
+        return self._fit(task, down, client, data, key)[0].q
 
     def predict(self, task: Task, posterior: VariationalParams, x: Array, key: Key) -> Predictive:
         if self.samples == 0:
@@ -157,44 +159,37 @@ class PFedBayes(
         del task
         return coupled_vi.draw_networks(posterior, key, num)
 
-    def divergence(self, task: Task, down: VariationalParams, posterior: VariationalParams) -> Array:
-        del task
-        return gaussian.kl(gaussian.of(posterior.weights), gaussian.of(down.weights))
-
     def uncertified(self, task: Task) -> str | None:
         return own_statistics(task)
 
     def certified(self, task: Task, down: VariationalParams, posterior: VariationalParams) -> Certified:
-        q = gaussian.of(posterior.weights)
-        return Certified(lambda key: Params(gaussian.draw(key, q), down.stats), self.divergence(task, down, posterior))
+        del task
+        q, w = gaussian.of(posterior.weights), gaussian.of(down.weights)
+        return Certified(lambda key: Params(gaussian.draw(key, q), down.stats), gaussian.kl(q, w))
 
     def reference(self, task: Task, down: VariationalParams, payload: Any) -> Any:
         del task, payload
-        if self.average == "params":
-            return down
-        return self._moments(down, down)
+        return down if self.average == "params" else _moments(down, down)
 
     def knowing(self, task: Task, mean: Params, sd: Any) -> VariationalParams:
         del task
         return VariationalParams(Free(mean.weights, jax.tree.map(gaussian.rho_of, sd)), mean.stats)
 
     def calibrated(self, prior_sd: float, posterior_sd: float) -> "PFedBayes":
-        """ζ = 1: any other tempers the likelihood."""
+        """Return the setting with ζ = 1: any other tempers the likelihood."""
         del prior_sd, posterior_sd
         return replace(self, zeta=1.0)
 
-    def _local(
+    def _fit(
         self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key
     ) -> tuple[ClientState, VariationalParams, Array]:
-        """The posterior and w_k after a round's work, and its mean loss."""
+        """Return the posterior and w_k after a round's work, and its mean loss."""
         nll = coupled_vi.likelihood(task, self.draw, self.samples_per_step)  # first term of eq. (30)
         start = client if self.stateful else init_client_state(down, self.optimiser)
         how = CoupledFit(self.optimiser, self.work, self.zeta, self.prior_rate, moves_prior=self.average == "params")
         # Algorithm 1, r = 0 … R − 1
         return coupled_vi.fit_posterior_and_prior(nll, gaussian, start, down, data, key, how)
 
-    def _moments(self, q: VariationalParams, down: VariationalParams) -> Moments:
-        return Moments(*gaussian.moments(gaussian.of(q.weights), down.weights.mean), q.stats)
 
-    def _matched(self, server: VariationalParams, mean: Moments) -> Free:
-        return gaussian.matching(mean.offset, mean.square, server.weights.mean)  # eqs. (A.6) and (A.7)
+def _moments(q: VariationalParams, w: VariationalParams) -> Moments:
+    return Moments(*gaussian.moments(gaussian.of(q.weights), w.weights.mean), q.stats)

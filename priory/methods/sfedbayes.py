@@ -141,13 +141,13 @@ class SFedBayes(
     def client_update(
         self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key
     ) -> tuple[Any, Message[Update], Info]:
-        personal, localised, loss = self._local(task, down, client, data, key)  # Algorithm 2, ClientUpdate
-        divergence = self.divergence(task, down, personal.q)  # eq. (34)
-        density = spike_slab.density(spike_slab.of(personal.q.weights))
+        fitted, localised, loss = self._fit(task, down, client, data, key)  # Algorithm 2, ClientUpdate
+        q = spike_slab.of(fitted.q.weights)
         payload = self._thinned(_update(localised), down)
         message = Message(payload, weight=(data.count > 0).astype("float32"))
-        info = {"loss": loss, "divergence": divergence, "density": density}
-        return personal if self.stateful else (), message, info
+        divergence = spike_slab.kl(q, spike_slab.of(down.weights))  # eq. (34)
+        info = {"loss": loss, "divergence": divergence, "density": spike_slab.density(q)}
+        return fitted if self.stateful else (), message, info
 
     def aggregate(
         self, task: Task, server: VariationalParams, messages: Message[Update], key: Key
@@ -184,7 +184,7 @@ class SFedBayes(
 
     def personalise(self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key) -> VariationalParams:
         if not self.stateful:
-            return self._local(task, down, client, data, key)[0].q
+            return self._fit(task, down, client, data, key)[0].q
         return trees.select(data.count > 0, client.q, down)
 
     def predict(self, task: Task, posterior: VariationalParams, x: Array, key: Key) -> Predictive:
@@ -202,39 +202,33 @@ class SFedBayes(
 
         return jax.lax.map(one, jax.random.split(key, num))
 
-    def divergence(self, task: Task, down: VariationalParams, posterior: VariationalParams) -> Array:
-        del task
-        return spike_slab.kl(spike_slab.of(posterior.weights), spike_slab.of(down.weights))
-
     def uncertified(self, task: Task) -> str | None:
         return own_statistics(task)
 
     def certified(self, task: Task, down: VariationalParams, posterior: VariationalParams) -> Certified:
-        q = spike_slab.of(posterior.weights)
-        return Certified(
-            lambda key: Params(spike_slab.draw(key, q, self.temperature), down.stats),
-            self.divergence(task, down, posterior),
-        )
+        del task
+        q, w = spike_slab.of(posterior.weights), spike_slab.of(down.weights)
+        return Certified(lambda key: Params(spike_slab.draw(key, q, self.temperature), down.stats), spike_slab.kl(q, w))
 
     def reference(self, task: Task, down: VariationalParams, payload: Update) -> Update:
         del task, payload
         return _update(down)
 
     def knowing(self, task: Task, mean: Params, sd: Weights) -> VariationalParams:
-        """A slab without a spike, as near as λ comes to 1."""
+        """Return a slab without a spike, as near as λ comes to 1."""
         del task
         logit = jax.tree.map(lambda leaf: spike_slab.logit_of(jnp.ones_like(leaf)), sd)
         return VariationalParams(Free(mean.weights, jax.tree.map(gaussian.rho_of, sd), logit), mean.stats)
 
     def calibrated(self, prior_sd: float, posterior_sd: float) -> "SFedBayes":
-        """ζ = 1, since any other tempers the likelihood, and a posterior that goes on until it has arrived."""
+        """Return the setting with ζ = 1, since any other tempers the likelihood, whose posterior goes on to the end."""
         del prior_sd, posterior_sd
         return replace(self, zeta=1.0, stateful=True)
 
-    def _local(
+    def _fit(
         self, task: Task, down: VariationalParams, client: Any, data: Shard, key: Key
     ) -> tuple[ClientState, VariationalParams, Array]:
-        """The posterior and w_k after a round's work, and its mean loss."""
+        """Return the posterior and w_k after a round's work, and its mean loss."""
 
         def gated(key: Key, q: SpikeSlab) -> Gaussian:
             return spike_slab.gated(key, q, self.temperature)  # eq. (41)
@@ -246,7 +240,7 @@ class SFedBayes(
         return coupled_vi.fit_posterior_and_prior(nll, spike_slab, start, down, data, key, how)
 
     def _thinned(self, update: Update, down: VariationalParams) -> Update:
-        """The update as the server takes it: weights that are not sent stand where they stood, with λ = 0."""
+        """Return the update as the server takes it: weights that are not sent stay where they were, with λ = 0."""
         if self.tol == 0:
             return update
         sent = jax.tree.map(lambda inclusion: inclusion >= self.tol, update.inclusion)

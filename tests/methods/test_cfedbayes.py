@@ -59,7 +59,7 @@ def choices(down, data, key):
 
 
 reference = jax.jit(lambda method, *arguments: method.reference(TASK, *arguments))
-divergence = jax.jit(lambda method, *arguments: method.divergence(TASK, *arguments))
+divergence = jax.jit(lambda method, *arguments: method.certified(TASK, *arguments).divergence)
 
 
 def after(method, task, shards, num_rounds, ids=None):

@@ -146,7 +146,9 @@ def test_a_client_without_state_is_always_a_new_one():
     new, sent, _ = visited(replace(method, stateful=True))
     np.testing.assert_array_equal(flat(posterior), flat(new.q))
     np.testing.assert_array_equal(flat(message.payload), flat(sent.payload))
-    assert float(info["divergence"]) == pytest.approx(float(method.divergence(REGRESSION, DOWN, posterior)), rel=1e-6)
+    assert float(info["divergence"]) == pytest.approx(
+        float(method.certified(REGRESSION, DOWN, posterior).divergence), rel=1e-6
+    )
 
 
 def test_a_client_goes_on_with_its_posterior_and_its_optimiser():
@@ -241,7 +243,7 @@ def test_the_divergence_is_that_of_the_posterior_from_what_was_broadcast():
     q, w = gaussian.of(OWN.weights), gaussian.of(DOWN.weights)
     ratio = flat(q.sd) / flat(w.sd)
     expected = np.sum(0.5 * (ratio**2 - 1) - np.log(ratio) + 0.5 * ((flat(q.mean) - flat(w.mean)) / flat(w.sd)) ** 2)
-    assert float(pinned().divergence(REGRESSION, DOWN, OWN)) == pytest.approx(expected, rel=1e-6)
+    assert float(pinned().certified(REGRESSION, DOWN, OWN).divergence) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_global_model_is_the_prior_whatever_the_data():
