@@ -14,6 +14,7 @@ from priory.core.errors import UsageError
 from priory.core.struct import replace
 from priory.fed.capabilities import MOST_EFFECTS
 from priory.fed.method import Task
+from priory.methods._blocks.effect_chain import scores
 from priory.methods._blocks.mixed_effects import Mixed
 from priory.methods.fedpop import FedPop
 from priory.models import features
@@ -317,8 +318,9 @@ def score_of(method, task, beta, zs, data):
     first = jax.tree.map(lambda leaf: leaf[0], zs)
     model = Mixed(task, Params({"intercept": None}, {}), first)
     key_size, key_score = jax.random.split(jax.random.key(0))
-    target = method._target(model, method._rows(model, data, key_size), beta, first, data, key_score)
-    return method._scores(target, beta, zs, jax.random.key(1))
+    sampler = method._sampler
+    target = sampler.target(model, beta, data, first, sampler.rows(model, data, key_size), key_score)
+    return scores(target, beta, zs, jax.random.key(1), method._mixes)
 
 
 def test_down_and_up_are_as_many_numbers_as_the_paper_says():

@@ -1,1 +1,1 @@
-"""Mathematics that several methods share; a block imports no method."""
+"""Mathematics that several methods share, or that is too long for the file of one; a block imports no method."""

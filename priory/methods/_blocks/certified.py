@@ -1,7 +1,13 @@
-"""What voids a certificate, in the words of all methods for which it does."""
+"""Certificates: reasons against one that several methods give, and a distribution that is known by its draws."""
+
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import Array
 
+from priory.bayes import gaussian
+from priory.bayes.gaussian import Gaussian
 from priory.fed.method import Task
 
 
@@ -24,3 +30,11 @@ def trained_head(update: str) -> str | None:
         f"update={update} leaves a head that has no prior, and personalisation fits it to the client's own rows; "
         "choose update=full"
     )
+
+
+def fitted_to_draws(draws: Any, priors: Gaussian) -> tuple[Gaussian, Array]:
+    """Return a Gaussian with the moments of draws (axis 0), and its divergence from the equal mixture of the priors."""
+    q = Gaussian(*(jax.tree.map(lambda leaf, of=of: of(leaf, axis=0), draws) for of in (jnp.mean, jnp.std)))
+    each = jax.lax.map(lambda prior: gaussian.kl(q, prior), priors)
+    # log Σ exp is convex, so its mean is no less than at the means.
+    return q, jnp.log(each.shape[0]) - jax.nn.logsumexp(-each)
