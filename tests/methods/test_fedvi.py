@@ -15,7 +15,7 @@ from priory.core import rng, trees
 from priory.core.struct import replace
 from priory.fed.method import Message, Task
 from priory.fed.shard import Batch, Pool, Shard
-from priory.methods import fedvi
+from priory.methods._blocks import local_classifier
 from priory.methods._blocks.embedding import Embedding
 from priory.models import MLP, Head, Linen, Params, Reddi
 from priory.models.likelihood import Categorical
@@ -102,9 +102,9 @@ def differ(a, b):
     return any(not np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
-divergence = jax.jit(fedvi._divergence)
+divergence = jax.jit(local_classifier.divergence)
 divergence_of_theta = jax.jit(lambda method, weights: method._global_divergence(weights))
-local_of = jax.jit(fedvi._local, static_argnums=1)
+local_of = jax.jit(local_classifier.of_outputs, static_argnums=1)
 halves_of = jax.jit(lambda method, mask: method._halves(mask))
 
 
@@ -133,24 +133,24 @@ def test_the_divergence_is_the_integral():
     for m, s in zip(mean.flat, sd.flat, strict=True):
         log_ratio = -0.5 * t**2 - math.log(s) + 0.5 * ((m + s * t) / sd0) ** 2 + math.log(sd0)
         total += np.trapezoid(np.exp(-0.5 * t**2) / math.sqrt(2 * math.pi) * log_ratio, t)
-    local = fedvi.Local(jnp.float32(mean), jnp.float32(sd), np.zeros(3, np.float32))
+    local = local_classifier.Local(jnp.float32(mean), jnp.float32(sd), np.zeros(3, np.float32))
     np.testing.assert_allclose(divergence(local), total, rtol=1e-5)
 
 
 def test_the_divergence_is_zero_at_the_prior():
-    assert float(jax.jit(lambda: fedvi._divergence(fedvi._prior(26, 62)))()) == 0.0
+    assert float(jax.jit(lambda: local_classifier.divergence(local_classifier.prior(26, 62)))()) == 0.0
 
 
 def test_where_the_constructor_is_silent_only_the_floor_diverges():
     """Σ over 1612 numbers of (1e-5/σ₀)² = 7.1e-6, to first order."""
     local = local_of(np.zeros((2 * 26 + 1) * 62, np.float32), 26)
-    np.testing.assert_allclose(divergence(local), 26 * 62 * (1e-5 / fedvi.glorot(26, 62)) ** 2, rtol=0.01)
+    np.testing.assert_allclose(divergence(local), 26 * 62 * (1e-5 / local_classifier.glorot(26, 62)) ** 2, rtol=0.01)
     np.testing.assert_allclose(divergence(local), 7.1e-6, rtol=0.01)
 
 
 @pytest.mark.parametrize(("num_outputs", "sd"), [(62, 0.15076), (100, 0.12599)])
 def test_the_prior_has_glorots_scale(num_outputs, sd):
-    np.testing.assert_allclose(fedvi.glorot(26, num_outputs), sd, atol=5e-6)
+    np.testing.assert_allclose(local_classifier.glorot(26, num_outputs), sd, atol=5e-6)
 
 
 def test_the_outputs_of_the_constructor_are_mean_log_ratio_and_bias():
@@ -199,7 +199,7 @@ def test_where_the_constructor_is_silent_the_logits_are_the_global_ones_plus_kno
     predictive = predicted(method, TASK, inferred(x, down=down), jnp.asarray(x), rng.root(2))
     outputs = np.asarray(predictive.outputs, float)
     assert_mean(outputs, features[:, :8] @ classifier["kernel"] + classifier["bias"])
-    variance = (fedvi.glorot(2, 3) + 1e-5) ** 2 * np.sum(features[:, 8:] ** 2, axis=1, keepdims=True)
+    variance = (local_classifier.glorot(2, 3) + 1e-5) ** 2 * np.sum(features[:, 8:] ** 2, axis=1, keepdims=True)
     error = variance * math.sqrt(2 / (num - 1))
     assert np.all(np.abs(np.var(outputs, axis=0, ddof=1) - variance) < 5 * error)
 
@@ -208,8 +208,8 @@ def test_without_data_the_posterior_is_the_prior_and_its_mean_the_global_classif
     down = down_of()
     empty = replace(DATA, lengths=jnp.zeros(1, jnp.int32))
     posterior = _infer(METHOD, down, empty)
-    assert_same(posterior.local, fedvi._prior(2, 3))
-    assert_same(population(METHOD, TASK, down, None, rng.root(0)).local, fedvi._prior(2, 3))
+    assert_same(posterior.local, local_classifier.prior(2, 3))
+    assert_same(population(METHOD, TASK, down, None, rng.root(0)).local, local_classifier.prior(2, 3))
 
 
 class OnGlobal(nn.Module):
@@ -223,8 +223,8 @@ class OnGlobal(nn.Module):
 
 def test_without_a_local_branch_a_round_is_one_of_fedavg(monkeypatch):
     """β = 0 and b_β = 0: the same batches of the same clients give the same weights, step by step."""
-    whole = fedvi._last_layer
-    monkeypatch.setattr(fedvi, "_last_layer", lambda theta, beta, bias: whole(theta, 0 * beta, 0 * bias))
+    whole = local_classifier.last_layer
+    monkeypatch.setattr(local_classifier, "last_layer", lambda shared, beta, bias: whole(shared, 0 * beta, 0 * bias))
     how = {"optimiser": Optimiser(step_size=0.1, momentum=0.5), "work": Work(epochs=2, batch_size=3)}
     method = FedVI(width=6, tau=0.0, overlap=True, server_step_size=1.0, server_momentum=0.0, **how)
     server, messages = a_round_of(method, TASK, SHARDS)
@@ -380,7 +380,7 @@ def test_a_sum_is_the_size_of_the_query_times_the_mean(count, query):
 
 def test_the_loss_is_that_of_the_network_which_predicts(monkeypatch):
     """At the mean of β, and with all examples support and query: `predict`'s network is the one that was trained."""
-    monkeypatch.setattr(fedvi, "_draw", lambda key, local: local.mean)
+    monkeypatch.setattr(local_classifier, "draw", lambda key, local: local.mean)
     method, batch = replace(METHOD, overlap=True), batch_of(9)
 
     @jax.jit

@@ -18,6 +18,7 @@ from priory.core.errors import UsageError
 from priory.core.rng import Key
 from priory.core.struct import struct
 from priory.fed.method import Task
+from priory.fed.shard import Pool, Shard
 from priory.models import features
 from priory.models.likelihood import WithScale
 from priory.models.model import Params
@@ -69,7 +70,7 @@ class Embedding:
         return int(layer["kernel"].shape[0])
 
     def init(self, key: Key) -> Params:
-        """Fresh weights of the embedding, and statistics."""
+        """Return fresh weights of the embedding, and statistics."""
         drawn = self.task.init(key)
         weights = {"network": trees.partition(_without_scale(drawn.weights), self.task.is_head)[1]}
         if isinstance(self.task.model, WithScale):
@@ -77,19 +78,19 @@ class Embedding:
         return Params(weights, drawn.stats)
 
     def features(self, params: Params, x: Array, key: Key | None = None) -> tuple[Array, Any]:
-        """Vectors (batch, width) of inputs, and statistics; a key means training."""
+        """Return vectors (batch, width) of inputs, and statistics; a key means training."""
         body = Params(params.weights["network"], params.stats)
         return self.split.features(body, trees.zeros(self._head_shapes()), x, key=key)
 
     def outputs(self, weights: Weights, layer: Layer, seen: Array) -> Array:
-        """What the likelihood wants, from features."""
+        """Return the outputs that the likelihood takes, from features."""
         outputs = seen @ layer.kernel + layer.bias[None, :]
         if not isinstance(self.task.model, WithScale):
             return outputs
         return jnp.concatenate([outputs, jnp.broadcast_to(weights["log_scale"], outputs.shape)], axis=-1)
 
     def with_layer(self, weights: Weights, layer: Layer) -> Weights:
-        """Weights of the task's network whose last layer is this one."""
+        """Return weights of the task's network whose last layer is this one."""
         # The body's tree holds None in the place of the head's two leaves, which are named like the layer's fields.
         whole = jax.tree_util.tree_map_with_path(
             lambda path, leaf: getattr(layer, path[-1].key) if leaf is None else leaf,
@@ -98,8 +99,21 @@ class Embedding:
         )
         return {**whole, "log_scale": weights["log_scale"]} if isinstance(self.task.model, WithScale) else whole
 
+    def embedded(self, params: Params, data: Shard, size: int) -> Shard:
+        """Return a client's examples with features for inputs, `size` at a time: the embedding runs once."""
+        order, whole = jnp.arange(data.capacity), data.padded()
+
+        def fill(i: Array, rows: Array) -> Array:
+            found, _ = self.features(params, data.take(order, i, size).x)
+            return jax.lax.dynamic_update_slice_in_dim(rows, found, i * size, axis=0)
+
+        rows = jnp.zeros((-(-data.capacity // size) * size, self.width))
+        rows = jax.lax.fori_loop(0, data.num_batches(size), fill, rows)[: data.capacity]
+        pool = Pool(rows, whole.y, whole.scale, jnp.zeros(()), jnp.ones(()))
+        return Shard(pool, jnp.zeros(1, jnp.int32), data.count[None], data.capacity)
+
     def _head_shapes(self) -> Weights:
-        """The head of the network as shapes, None for the body."""
+        """Return the head of the network as shapes, None for the body."""
         drawn = jax.eval_shape(self.task.init, jax.eval_shape(lambda: jax.random.key(0))).weights
         return trees.partition(_without_scale(drawn), self.task.is_head)[0]
 
