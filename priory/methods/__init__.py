@@ -94,7 +94,7 @@ def canonical(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_registered(method: Method) -> bool:
-    """Whether a file can name the class of a method, so that it is found again."""
+    """Return whether a file can name the class of a method, so that it is found again."""
     return type(method) in REGISTRY.values() or origin_of(type(method)) is not None
 
 

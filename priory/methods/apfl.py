@@ -38,7 +38,7 @@ from priory.models.model import Params
 
 @struct
 class Own:
-    """What a client keeps.
+    """The state of a client.
 
     Attributes:
         network: v_k, with the statistics of the mixture.
@@ -125,10 +125,10 @@ class APFL(Method[Params, Params, Own, Params, Params], SharedModel[Params, Para
         return Params(_mixed(self._share(client), client.network.weights, down.weights), client.network.stats)
 
     def _share(self, client: Own) -> Array:
-        """α of a client: what it has learned, or what all have, which a schedule may change."""
+        """Return α of a client: the learned one, or that of all clients, which a schedule may change."""
         return client.alpha if self.adaptive else jnp.float32(self.alpha)
 
 
 def _mixed(alpha: Array, own: Any, shared: Any) -> Any:
-    """α own + (1 − α) shared."""
+    """Return α own + (1 − α) shared."""
     return jax.tree.map(lambda a, b: alpha * a + (1 - alpha) * b, own, shared)

@@ -11,7 +11,7 @@ Client keeps   q_k, the state of its optimiser and its last cluster; only the cl
 Client sends   c and w_k, its own copy of w^c after R steps that follow q_k: 2d numbers and one, weighted equally; with
                `average="moments"` the first two moments of q_k around μ_c instead of w_k, which determine q_k
 
-What the paper leaves open, and what is done here (docs/methods/pfedbayes.md has the measurements):
+Choices that the paper leaves open (docs/methods/pfedbayes.md has the measurements):
 
 - σ = softplus(ρ) as in pFedBayes; eq. (54) prints another width, and the line below it a third.
 - The choice (56) compares log-likelihoods averaged over the mean network and `choice_samples` draws, which share their
@@ -61,7 +61,7 @@ from priory.models.model import Params
 
 @struct
 class Member:
-    """What a client keeps: its posterior and optimiser, or nothing of them, and its last cluster, −1 for none."""
+    """The state of a client: its posterior and optimiser, or nothing of them, and its last cluster, −1 for none."""
 
     personal: ClientState | tuple[()]
     cluster: Array

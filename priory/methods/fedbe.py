@@ -133,7 +133,7 @@ class FedBE(Method[Params, Params, tuple[()], Params, Params], SharedModel[Param
         return finetune(self, task.nll, down, data, key)
 
     def _target(self, task: Task, mean: Params, messages: Message[Params], key: Key) -> Array:
-        """What the ensemble says of the unlabelled inputs, sharpened; (inputs, classes)."""
+        """Return the probabilities of the ensemble on the unlabelled inputs, sharpened; (inputs, classes)."""
         x = _public(task)
         draw = self._gaussian(mean, messages) if self.distribution == "gaussian" else self._dirichlet(mean, messages)
 
@@ -149,7 +149,7 @@ class FedBE(Method[Params, Params, tuple[()], Params, Params], SharedModel[Param
         return _sharpened(total / (self.samples + 1 + jnp.sum(there)), self.temperature)
 
     def _gaussian(self, mean: Params, messages: Message[Params]) -> Any:
-        """The function from a key to weights drawn from N(w̄, s²σ²)."""
+        """Return the function from a key to weights drawn from N(w̄, s²σ²)."""
 
         def squares(member: Params) -> Weights:
             return jax.tree.map(lambda w, centre: jnp.square(w - centre), member.weights, mean.weights)
@@ -167,7 +167,7 @@ class FedBE(Method[Params, Params, tuple[()], Params, Params], SharedModel[Param
         return draw
 
     def _dirichlet(self, mean: Params, messages: Message[Params]) -> Any:
-        """The function from a key to a Dirichlet mixture of the clients' weights, Σ_k γ_k w_k."""
+        """Return the function from a key to a Dirichlet mixture of the clients' weights, Σ_k γ_k w_k."""
         assert messages.sender is not None
         sender = messages.sender
 
@@ -180,7 +180,7 @@ class FedBE(Method[Params, Params, tuple[()], Params, Params], SharedModel[Param
         return draw
 
     def _distilled(self, task: Task, mean: Params, target: Array, key: Key) -> tuple[Params, Array]:
-        """The mean of the student's iterates after half of its work, and its mean loss; statistics stay."""
+        """Return the mean of the student's iterates after half of its work, and its mean loss; statistics stay."""
         inputs = public_set.as_shard(_public(task))
         work = Work(epochs=self.distil_epochs, batch_size=min(self.distil_batch_size, inputs.capacity))
         half = self.distil_epochs * math.ceil(inputs.capacity / work.batch_size) // 2
@@ -207,7 +207,7 @@ class FedBE(Method[Params, Params, tuple[()], Params, Params], SharedModel[Param
 
 
 def _public(task: Task) -> Array:
-    """The unlabelled inputs."""
+    """Return the unlabelled inputs."""
     if task.public is None:
         raise UsageError(
             "fedbe distils on inputs without labels, and the federation has none; name them with --align, such as "
@@ -221,6 +221,6 @@ def _public(task: Task) -> Array:
 
 
 def _sharpened(probabilities: Array, temperature: Array | float) -> Array:
-    """p^(1/T), divided by its sum; finite where p is 0."""
+    """Return p^(1/T), divided by its sum; finite where p is 0."""
     logs = jnp.log(jnp.maximum(probabilities, jnp.finfo(jnp.float32).tiny))
     return jax.nn.softmax(logs / temperature, axis=-1)

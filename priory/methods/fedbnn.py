@@ -13,7 +13,7 @@ Server sends   Φ̄(X): K·C numbers, whatever the networks
 Client keeps   q_i = Π N(μ, σ²) over its own network, and Φ_i(X)
 Client sends   Φ_i(X) under its new posterior: K·C numbers, weighted equally
 
-What the paper leaves open, and what is done here (docs/methods/fedbnn.md has the measurements):
+Choices that the paper leaves open (docs/methods/fedbnn.md has the measurements):
 
 - Printed, the prior's loss is CE(Φ_corrected, Φ̄) with Φ_corrected a mixture that Φ_ψ enters; then γ = 1 has no gradient
   and γ = 0 pulls to Φ̄ alone, the opposite of "the amount of global knowledge". Here the mixture is the target, without
@@ -61,7 +61,7 @@ from priory.models.model import Params
 
 @struct
 class Server:
-    """What the server knows.
+    """The state of the server.
 
     Attributes:
         mean: Φ̄, (inputs, classes); zeros before anybody has reported.
@@ -74,7 +74,7 @@ class Server:
 
 @struct
 class Cache:
-    """The last words of every client.
+    """The last report of every client.
 
     Attributes:
         said: Φ_j, (clients, inputs, classes).
@@ -89,7 +89,7 @@ class Cache:
 
 @struct
 class Client:
-    """What a client keeps.
+    """The state of a client.
 
     Attributes:
         q: Its posterior.
@@ -240,20 +240,20 @@ class FedBNN(Method[Server, Array, Client, Array, VariationalParams], Draws[Vari
         )
 
     def sensitivity(self, task: Task, replaces: bool = True) -> float:
-        """√(2K), how far two matrices of K rows of probabilities can be apart; √K, the largest norm of one."""
+        """Return √(2K), the largest distance of two matrices of K rows of probabilities; √K, the largest norm."""
         return math.sqrt((2 if replaces else 1) * _alignment(task).shape[0])
 
     def knowing(self, task: Task, mean: Params, sd: Any) -> Array:
-        """Nothing said so far, which leaves clients the prior N(0, prior_sd²): no other population can be told."""
+        """Return an empty report, which leaves clients the prior N(0, prior_sd²): there is no other to broadcast."""
         del mean, sd
         return jnp.zeros((_alignment(task).shape[0], _num_classes(task)))
 
     def local_baseline(self) -> "FedBNN":
-        """The same training without the others: γ = 0."""
+        """Return the same training without the others: γ = 0."""
         return replace(self, gamma=0.0)
 
     def _prior(self, task: Task, down: Array, client: Client, key: Key) -> tuple[Free, Array]:
-        """ψ*, and the mean of its loss; N(0, prior_sd²) as long as nobody has said anything."""
+        """Return ψ*, and the mean of its loss; N(0, prior_sd²) until a client has reported."""
         wide = gaussian.rho_of(jnp.float32(self.prior_sd))
         heard = _heard(down)
         centre = jax.tree.map(lambda leaf: jnp.where(heard, leaf, 0.0), client.q.weights.mean)
@@ -277,7 +277,7 @@ class FedBNN(Method[Server, Array, Client, Array, VariationalParams], Draws[Vari
         return fitted.weights, loss
 
     def _distance(self, down: Array, target: Array, said: Array) -> Array:
-        """The cross-entropy of each row, (batch,)."""
+        """Return the cross-entropy of each row, (batch,)."""
         if self.prior_loss == "printed":
             return -jnp.sum(down * _log(self.gamma * down + (1 - self.gamma) * said), axis=-1)
         return -jnp.sum(target * _log(said), axis=-1)
@@ -285,7 +285,7 @@ class FedBNN(Method[Server, Array, Client, Array, VariationalParams], Draws[Vari
     def _posterior(
         self, task: Task, q: VariationalParams, prior: Free, data: Shard, key: Key
     ) -> tuple[VariationalParams, Array]:
-        """The posterior after the local work under a prior that stands still, and the mean of its likelihood term."""
+        """Return the posterior after the local work under a fixed prior, and the mean of its likelihood term."""
         nll = coupled_vi.likelihood(task, self.draw, self.samples_per_step)
         transform, w = self.optimiser.build(), gaussian.of(prior)
         share = self.zeta / jnp.maximum(data.count, 1).astype(jnp.float32)
@@ -303,14 +303,14 @@ class FedBNN(Method[Server, Array, Client, Array, VariationalParams], Draws[Vari
         return VariationalParams(free, stats), total / jnp.maximum(steps, 1)
 
     def _says(self, task: Task, q: VariationalParams, key: Key) -> Array:
-        """Φ_i on the alignment set, (inputs, classes)."""
+        """Return Φ_i on the alignment set, (inputs, classes)."""
         x = _alignment(task)
         draws = self.draws(task, q, key, self.samples)
         said = jax.lax.map(lambda params: public_set.probabilities(task, params, x, self.work.batch_size), draws)
         return jnp.mean(said, axis=0)
 
     def _mean_softmax(self, task: Task, belief: VariationalParams, x: Array, key: Key) -> Array:
-        """The mean over draws of the probabilities, with a gradient to the belief."""
+        """Return the mean over draws of the probabilities, with a gradient to the distribution."""
         at = gaussian.of(belief.weights)
 
         def one(i: Array) -> Array:
@@ -321,7 +321,7 @@ class FedBNN(Method[Server, Array, Client, Array, VariationalParams], Draws[Vari
 
 
 def _alignment(task: Task) -> Array:
-    """The inputs known to all."""
+    """Return the inputs known to all."""
     if task.public is None:
         raise UsageError(
             "fedbnn needs inputs that are known to all clients, and the federation has none; name them with --align, "
@@ -340,23 +340,23 @@ def _num_classes(task: Task) -> int:
 
 
 def _heard(down: Array) -> Array:
-    """Whether anybody has said anything: probabilities add up to 1, and nothing to 0."""
+    """Return whether any client has reported: probabilities add up to 1, and nothing to 0."""
     return jnp.sum(down) > 0
 
 
 def _begin(q: VariationalParams, prior: Free, heard: Array) -> VariationalParams:
-    """Where the local work begins: at the prior's means, with the client's own widths."""
+    """Return the start of the local work: the prior's means, with the client's own widths."""
     mean = trees.select(heard, prior.mean, q.weights.mean)
     return replace(q, weights=replace(q.weights, mean=mean))
 
 
 def _rows(mean: Array) -> Array:
-    """The rows cut at 0 and divided by their sums; a row that noise has left nothing of says nothing, uniformly."""
+    """Return the rows cut at 0 and divided by their sums; a row that noise has cut to zeros becomes uniform."""
     kept = jnp.maximum(mean, 0.0)
     total = jnp.sum(kept, axis=-1, keepdims=True)
     return jnp.where(total > 0, kept / jnp.where(total > 0, total, 1.0), 1 / mean.shape[-1])
 
 
 def _log(probability: Array) -> Array:
-    """The logarithm, finite where p is 0."""
+    """Return the logarithm, finite where p is 0."""
     return jnp.log(jnp.maximum(probability, jnp.finfo(jnp.float32).tiny))

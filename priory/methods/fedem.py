@@ -11,7 +11,7 @@ Client sends   θ_k1 … θ_kM   its copies of the components after local traini
 Algorithm 1, round by round: responsibilities q_k of all examples under what was broadcast (E-step), π_k their mean, and
 local training of each component on the loss weighted by them (M-step). With one component this is FedAvg, to the key.
 
-What the paper leaves open, and what is done here:
+Choices that the paper leaves open:
 
 - The weighted loss of a minibatch is divided by its rows, as in the authors' code, and not by their responsibilities:
   a component that explains little of a client learns little from it. All learn M times slower than one network would
@@ -139,7 +139,7 @@ class FedEM(Method[Params, Params, Array, Params, Mixture], SharedModel[Params, 
     def _train(
         self, task: Task, components: Params, share: Array, data: Shard, optimiser: Optimiser, work: Work, key: Key
     ) -> tuple[Params, Array]:
-        """Each component after training on the loss weighted by its responsibilities: M-step of θ_1 … θ_M."""
+        """Return each component after training on the loss weighted by its responsibilities: M-step of θ_1 … θ_M."""
 
         def train(place: tuple[Params, Array, Key]) -> tuple[Params, Array]:
             component, share, key = place
@@ -154,14 +154,14 @@ class FedEM(Method[Params, Params, Array, Params, Mixture], SharedModel[Params, 
         return jax.lax.map(train, (components, share, self._split(key)))
 
     def _split(self, key: Key) -> Key:
-        """A key for each component, (M,); a single one has all of it, as in FedAvg."""
+        """Return a key for each component, (M,); a single one has all of it, as in FedAvg."""
         return key[None] if self.num_components == 1 else jax.random.split(key, self.num_components)
 
     def _equal(self) -> Array:
         return jnp.full(self.num_components, 1 / self.num_components)
 
     def _log_prob(self, task: Task, down: Params, data: Shard) -> Array:
-        """The log-likelihood of each example under each component, (M, capacity); past the client's own, anything."""
+        """Return the log-likelihood of each example under each component, (M, capacity), undefined past its count."""
         size = max(1, min(AT_ONCE, data.capacity))
         order = jnp.arange(data.capacity)
 
@@ -175,12 +175,12 @@ class FedEM(Method[Params, Params, Array, Params, Mixture], SharedModel[Params, 
 
 
 def _responsibilities(weights: Array, log_prob: Array) -> Array:
-    """q(z_i = m), (M, capacity)."""
+    """Return q(z_i = m), (M, capacity)."""
     return jax.nn.softmax(_log(weights)[:, None] + log_prob, axis=0)
 
 
 def _mean_share(share: Array, data: Shard, otherwise: Array) -> Array:
-    """The mean responsibilities of a client's own examples, (M,), or `otherwise` if it has none."""
+    """Return the mean responsibilities of a client's own examples, (M,), or `otherwise` if it has none."""
     own = jnp.arange(data.capacity) < data.count
     mean = jnp.sum(jnp.where(own[None], share, 0.0), axis=1) / jnp.maximum(data.count, 1)
     return jnp.where(data.count > 0, mean, otherwise)

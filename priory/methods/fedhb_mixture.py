@@ -11,7 +11,7 @@ Client keeps   nothing, or m_k (`start="last"`)
 Client sends   (m_k, β_k)       2d numbers, weighted equally; its shares of the K prototypes for secure sums (`linear`),
                                 whose sum hides a client, though a single message would not
 
-What the paper leaves open, and what is done here (docs/methods/fedhb.md has the measurements):
+Choices that the paper leaves open (docs/methods/fedhb.md has the measurements):
 
 - First prototypes: one fresh network, and others that are `separation` of the way from it to fresh networks of their
   own. All equal would stay equal for ever; far apart, one usually takes all clients (`share_…` in the metrics).
@@ -61,7 +61,7 @@ NUM_TRIED = 256  # a client's examples, drawn at random, on which the prototypes
 
 @struct
 class Prototypes:
-    """What the server knows, and broadcasts.
+    """The state of the server, and what it broadcasts.
 
     Attributes:
         networks: r_1 … r_K on axis 0, the part that is learned together.
@@ -78,7 +78,7 @@ class Prototypes:
 
 @struct
 class Update:
-    """What a client sends: m_k, or its shares of the prototypes where only sums may be seen, and its gate."""
+    """The message of a client: m_k, or its shares of the prototypes where only sums may be seen, and its gate."""
 
     network: Weights
     stats: Any
@@ -87,7 +87,7 @@ class Update:
 
 @struct
 class Kept:
-    """What a client keeps to start from: m_k, and whether it has one yet."""
+    """The state of a client: m_k, and whether it has one yet."""
 
     network: Weights
     is_own: Array
@@ -277,14 +277,14 @@ class FedHBMixture(
         return trained_head(self.update) or own_statistics(task)
 
     def certified(self, task: Task, down: Prototypes, posterior: Experts) -> Certified:
-        """N(m, σ²) against Σ_j 1/K N(r_j, σ²): since log Σ exp is convex, KL ≤ log K − log Σ_j exp(−KL_j)."""
+        """Return N(m, σ²) against Σ_j 1/K N(r_j, σ²): log Σ exp is convex, so KL ≤ log K − log Σ_j exp(−KL_j)."""
         mean = jax.tree.map(lambda leaf: leaf[0], posterior.networks)
         sd = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.sqrt(self.variance)), mean)
         divergence = math.log(self.num_prototypes) + mixture.penalty(mean, down.networks, self.variance)
         return Certified(lambda key: Params(gaussian.draw(key, Gaussian(mean, sd)), down.stats), divergence)
 
     def draws(self, task: Task, posterior: Experts, key: Key, num: int) -> Params:
-        """Networks drawn from the Gaussians of width ε around the experts, in turn, on axis 0; the gate is not read."""
+        """Draw networks from the Gaussians of width ε around the experts, in turn, on axis 0; the gate is not read."""
         del task
         experts = jax.tree.leaves(posterior.networks)[0].shape[0]
 
@@ -297,18 +297,18 @@ class FedHBMixture(
         return jax.lax.map(one, (jax.random.split(key, num), jnp.arange(num) % experts))
 
     def knowing(self, task: Task, mean: Params, sd: Weights) -> Prototypes:
-        """All prototypes are the mean; the spread around it is not broadcast, but the setting σ²."""
+        """Return prototypes that all are the mean; the spread around it is not broadcast, but the setting σ²."""
         del sd
         frozen, learned = task.frozen_and_learned(mean.weights, self.update)
         networks = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.num_prototypes, *leaf.shape)), learned)
         return Prototypes(networks, frozen, mean.stats, mean if self.gate else None)
 
     def calibrated(self, prior_sd: float, posterior_sd: float) -> "FedHBMixture":
-        """σ² of the population, one prototype for one population, and ε as wide as the posterior."""
+        """Return the setting with σ² of the population, one prototype, and ε as wide as the posterior."""
         return replace(self, variance=prior_sd**2, epsilon=posterior_sd, num_prototypes=1)
 
     def reference(self, task: Task, down: Prototypes, payload: Update) -> Update:
-        """The prototype nearest to what is sent; no share moves."""
+        """Return the prototype nearest to the payload; no share moves."""
         gate = None if down.gate is None else Params(self._gate_parts(task, down)[1], down.gate.stats)
         if self.linear:
             return Update(trees.zeros(payload.network), down.stats, gate)
@@ -332,11 +332,11 @@ class FedHBMixture(
         return entropy + prior - total_nll(task, network, data, self.work.batch_size)
 
     def _gate_parts(self, task: Task, down: Prototypes) -> tuple[Weights, Weights]:
-        """The frozen and the learned part of the gate, None without one."""
+        """Return the frozen and the learned part of the gate, None without one."""
         return (None, None) if down.gate is None else task.frozen_and_learned(down.gate.weights, self.update)
 
     def _start(self, task: Task, down: Prototypes, client: Any, data: Shard, key: Key) -> Weights:
-        """Where a client begins."""
+        """Return the network that a client starts from."""
         if self.num_prototypes == 1 and self.start != "last":
             return mixture.pick(down.networks, jnp.int32(0))
         if self.start == "centre":
@@ -351,7 +351,7 @@ class FedHBMixture(
         return trees.select(client.is_own, client.network, best) if self.start == "last" else best
 
     def _pull(self, down: Prototypes, data: Shard, beside: Weights, other: str = "gate") -> Pull:
-        """The penalty of eq. (22) in units of the mean likelihood of one example; nothing pulls what lies beside."""
+        """Return the penalty of eq. (22) in units of the mean likelihood of one example; nothing else is pulled."""
         strength = 1 / (self.variance * jnp.maximum(data.count, 1))
 
         def centre(weights: Weights) -> Weights:
@@ -362,13 +362,13 @@ class FedHBMixture(
         return Pull(centre, {"network": networks, other: jax.tree.map(lambda _: jnp.float32(0), beside)})
 
     def _gate_loss(self, task: Task, gate: Params, batch: Batch, target: Array, key: Key) -> tuple[Array, Any]:
-        """The mean cross-entropy of the gate that should name `target` on every example."""
+        """Return the mean cross-entropy of the gate that should name `target` on every example."""
         outputs, stats = task.model.apply(gate, batch.x, key=key)
         missed = -jax.nn.log_softmax(self._logits(outputs))[:, target]
         return jnp.sum(batch.mask * missed) / jnp.maximum(jnp.sum(batch.mask), 1.0), stats
 
     def _logits(self, outputs: Array) -> Array:
-        """K logits from a network's outputs."""
+        """Return K logits from a network's outputs."""
         num = outputs.shape[-1]
         if num >= self.num_prototypes:
             return outputs[:, : self.num_prototypes]

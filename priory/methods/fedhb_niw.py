@@ -11,7 +11,7 @@ Client keeps   nothing, or m_k (`stateful`)
 Client sends   m_k        d numbers, weighted equally; {δ, δ²} with δ = m_k − m0 for secure sums (`linear`), whose sum
                           hides a client, though a single message would not
 
-What the paper leaves open, and what is done here (docs/methods/fedhb.md has the measurements):
+Choices that the paper leaves open (docs/methods/fedhb.md has the measurements):
 
 - Size of the penalty. With one joint Σ of dimension d (`dim="joint"`, printed) the penalty of an example is of the
   order of 10² to 10⁴ and clients hardly move. "V0 is diagonal" read as d independent one-dimensional priors replaces d
@@ -62,7 +62,7 @@ Weights = Any
 
 @struct
 class Prior:
-    """What the server knows, and broadcasts.
+    """The state of the server, and what it broadcasts.
 
     Attributes:
         mean: m0, of the weights that are learned together.
@@ -79,7 +79,7 @@ class Prior:
 
 @struct
 class Moments:
-    """What a client sends where only sums may be seen: δ = m_k − m0, and its square."""
+    """The message of a client where only sums may be seen: δ = m_k − m0, and its square."""
 
     delta: Weights
     square: Weights
@@ -257,7 +257,7 @@ class FedHBNIW(
         return equally(task, self.draws(task, posterior, key, posterior.num_samples), x)
 
     def draws(self, task: Task, posterior: Posterior, key: Key, num: int) -> Params:
-        """Networks drawn from a posterior, on axis 0; all the same from a point."""
+        """Draw networks from a posterior, on axis 0; all the same from a point."""
         del task
 
         def one(key: Key) -> Params:
@@ -268,7 +268,7 @@ class FedHBNIW(
         return jax.vmap(one)(jax.random.split(key, num))
 
     def knowing(self, task: Task, mean: Params, sd: Weights) -> Prior:
-        """V0 as large as what the penalty takes for Σ⁻¹ asks for."""
+        """Return the V0 for which the Σ⁻¹ of the penalty is that of the population."""
         frozen, learned = task.frozen_and_learned(mean.weights, self.update)
         sd = task.frozen_and_learned(sd, self.update)[1]
         q = self._posterior(task, Prior(learned, sd, frozen, mean.stats))
@@ -276,7 +276,7 @@ class FedHBNIW(
         return Prior(learned, jax.tree.map(lambda s: worth * s**2, sd), frozen, mean.stats)
 
     def calibrated(self, prior_sd: float, posterior_sd: float) -> "FedHBNIW":
-        """ε, which is one number for all weights of all clients, as wide as the posterior."""
+        """Return the setting with ε, one number for all weights of all clients, as wide as the posterior."""
         del prior_sd
         return replace(self, epsilon=posterior_sd, personal_samples=0)
 
@@ -284,7 +284,7 @@ class FedHBNIW(
         return trained_head(self.update) or own_statistics(task)
 
     def certified(self, task: Task, down: Prior, posterior: Posterior) -> Certified:
-        """N(m, Σ*) against N(m0, Σ*); the q_k of width ε that is printed is thousands of nats from any wide prior."""
+        """Return N(m, Σ*) against N(m0, Σ*); the printed q_k of width ε is thousands of nats from any wide prior."""
         sd = jax.tree.map(jnp.sqrt, niw.mode_variance(self._posterior(task, down)))
         mean = posterior.params.weights
         away = jax.tree.map(lambda m, m0, s: (m - m0) / s, mean, down.mean, sd)
@@ -319,13 +319,13 @@ class FedHBNIW(
         return -total_nll(task, network, data, self.work.batch_size) - divergence
 
     def _nll(self, task: Task, params: Params, frozen: Weights, batch: Batch, key: Key) -> tuple[Array, Any]:
-        """The likelihood term of eqs. (17) and (46), at the dropout version of the weights."""
+        """Return the likelihood term of eqs. (17) and (46), at the dropout version of the weights."""
         key_drop, key_net = jax.random.split(key)
         masks = columns.draw_masks(key_drop, params.weights, self.keep)  # m̃ of eqs. (17) and (46), a draw of eq. (16)
         return task.nll(Params(trees.merge(frozen, params.weights), params.stats), batch, key_net, masks)
 
     def _strength(self, task: Task, down: Prior, data: Shard) -> Weights:
-        """The weights of the quadratic penalty of eq. (17), in units of the mean likelihood of one example."""
+        """Return the weights of the quadratic penalty of eq. (17), in units of the mean likelihood of one example."""
         q = self._posterior(task, down)
         if self.precision == "mode":
             precision = jax.tree.map(lambda variance: 1 / variance, niw.mode_variance(q))  # eq. (34)
@@ -340,7 +340,7 @@ class FedHBNIW(
         return NIW(down.mean, down.scale, task.num_examples + 1.0, task.num_examples + dim + 2.0, dim)
 
     def _prior(self, like: Weights) -> NIW:
-        """p(φ), with the prior mean at zero."""
+        """Return p(φ), with the prior mean at zero."""
         dim = self._dim(like)
         scale = jax.tree.map(lambda m: jnp.full_like(m, self.prior_scale**2), like)
         return NIW(trees.zeros(like), scale, 1.0, dim + 2.0, dim)
@@ -349,7 +349,7 @@ class FedHBNIW(
         return trees.size(weights) if self.dim == "joint" else 1
 
     def _moments(self, server: Prior, messages: Message[Any]) -> tuple[Weights, Weights, Any]:
-        """The mean of the participants' m_k, their mean square around it, and the mean statistics."""
+        """Return the mean of the participants' m_k, their mean square around it, and the mean statistics."""
         payload, weight = messages.payload, messages.weight
         if self.linear:
             still = Moments(trees.zeros(server.mean), trees.zeros(server.mean), server.stats)

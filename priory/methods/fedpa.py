@@ -44,7 +44,7 @@ Weights = Any
 
 @struct
 class Server:
-    """What the server knows: the global network, the state of its optimiser, rounds so far."""
+    """The state of the server: the global network, the state of its optimiser, rounds so far."""
 
     weights: Weights
     stats: Any
@@ -54,7 +54,7 @@ class Server:
 
 @struct
 class Down:
-    """What leaves the server: the global network, and whether clients sample or train as in FedAvg."""
+    """The broadcast: the global network, and whether clients sample or train as in FedAvg."""
 
     params: Params
     sampling: Array
@@ -158,7 +158,7 @@ class FedPA(Method[Server, Down, tuple[()], Params, Params], SharedModel[Down, P
         return down.params
 
     def _sampled(self, task: Task, start: Params, data: Shard, key: Key) -> tuple[Params, Weights, Array]:
-        """The last iterate, the samples on axis 0, and the mean loss of the steps."""
+        """Return the last iterate, the samples on axis 0, and the mean loss of the steps."""
         transform, num_samples = self.optimiser.build(), self.work.epochs - self.burn_in
         num_batches = jnp.maximum(data.num_batches(self.work.batch_size), 1)
 
@@ -189,7 +189,7 @@ class FedPA(Method[Server, Down, tuple[()], Params, Params], SharedModel[Down, P
 
 
 def delta_of(centre: Weights, samples: Weights, shrinkage: Array | float) -> Weights:
-    """Δ = Σ̂⁻¹(centre − x̄) of samples on axis 0, by rank-one updates.
+    """Return Δ = Σ̂⁻¹(centre − x̄) of samples on axis 0, by rank-one updates.
 
     With A_ℓ = Σ̂_ℓ/ρ_ℓ = I + ρ(ℓ − 1)S_ℓ and u_ℓ = x_ℓ − x̄_{ℓ−1}, A_ℓ = A_{ℓ−1} + γ_ℓ u_ℓ u_ℓᵀ, γ_ℓ = ρ(ℓ − 1)/ℓ.
     """

@@ -15,7 +15,7 @@ Client sends   I = mean ∇_β log p(z | β) and J = mean ∇_φ log p(D_k | z, 
 The random part z is what the head's predicate selects (the last layer, or `--head`), φ is the rest. Where z is a dense
 last layer, the body's features are computed once a round, the chain runs on them, and J is one backward pass.
 
-What the paper leaves open, and what is done here (docs/methods/fedpop.md has the measurements):
+Choices that the paper leaves open (docs/methods/fedpop.md has the measurements):
 
 - Sign of the drift: +γ∇ log p (algorithm 1), not − (section 2). The server sends (φ_k, β_k).
 - Units. J sums over clients and examples, I over clients: the server steps along (b/|A|) ΣJ / |D| and (b/|A|) ΣI / b,
@@ -62,7 +62,7 @@ Weights = Any
 
 @struct
 class Server:
-    """What the server knows.
+    """The state of the server.
 
     Attributes:
         phi: The fixed effects.
@@ -87,7 +87,7 @@ class Server:
 
 @struct
 class Down:
-    """What is broadcast."""
+    """The broadcast."""
 
     phi: Weights
     beta: Population
@@ -97,7 +97,7 @@ class Down:
 
 @struct
 class Gradients:
-    """What a client sends: I, J, and the statistics."""
+    """The message of a client: I, J, and the statistics."""
 
     beta: Population
     phi: Weights

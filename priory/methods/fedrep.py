@@ -89,7 +89,7 @@ class FedRep(Method[Params, Params, Any, Params, Params]):
         return Params(trees.merge(head, down.weights), down.stats)
 
     def _fit_head(self, task: Task, down: Params, head: Any, data: Shard, optimiser: Optimiser, key: Key) -> Any:
-        """The head after `head_epochs` passes under the broadcast body, whose statistics stay as they are."""
+        """Return the head after `head_epochs` passes under the broadcast body, whose statistics stay as they are."""
 
         def objective(params: Params, batch: Batch, key: Key) -> tuple[Array, Any]:
             nll, _ = task.nll(Params(trees.merge(params.weights, down.weights), down.stats), batch, key)

@@ -15,7 +15,7 @@ The last layer of the network sees features of two kinds: weights of the global 
 those of the local ones are a client's β, drawn from a Gaussian that g computes from the global features of the client's
 support inputs. A personal model is thus the network itself with a last layer of its own.
 
-What the paper leaves open, and what is done here (docs/methods/fedvi.md has the measurements):
+Choices that the paper leaves open (docs/methods/fedvi.md has the measurements):
 
 - The first int(0.8 d) features are global, the others local (footnote 6; (24) has them the other way round).
 - b_θ is the bias of the global classifier, b_β (`_blocks/local_classifier.py`) a function of the support and not drawn,

@@ -13,7 +13,7 @@ A round of the paper's stochastic EM: local training of w_k from the centre of t
 distance of w_k to the centres (E-step), each centre to the mean of its members (M-step). With one cluster this is
 FedAvg, to the key.
 
-What the paper leaves open, and what is done here:
+Choices that the paper leaves open:
 
 - The client computes its own j, against the centres that it was sent, which are those the server still has. So it keeps
   j and need not keep w_k, and the server learns the number with the weights, as it would in the paper.
@@ -121,6 +121,6 @@ class FeSEM(Method[Params, Params, Array, Assigned, Params], SharedModel[Params,
         return clustered.reference(down, payload)
 
     def _placed(self, task: Task, down: Params, client: Array, data: Shard, key: Key) -> Array:
-        """The client's cluster, or for one that has none yet that with the lowest loss on its own examples."""
+        """Return the client's cluster, or for one that has none yet that with the lowest loss on its own examples."""
         lots = clustered.draw_lots(key, self.clusters)
         return jax.lax.cond(client >= 0, lambda: client, lambda: clustered.choose(task, down, data, lots))

@@ -9,7 +9,7 @@ Client sends   j and θ_k   its cluster, and the weights after local training fr
 Algorithm 1 with model averaging (option II): j = argmin_j F_k(θ_j), local training from θ_j, the mean within each
 cluster. With one cluster this is FedAvg, to the key.
 
-What the paper leaves open, and what is done here:
+Choices that the paper leaves open:
 
 - Losses are compared on at most 1000 of the client's training examples, drawn once and for all, ties broken by lot.
 - The paper begins with independent networks, and restarts where that goes wrong: one of them may be the best for
@@ -118,5 +118,5 @@ class IFCA(Method[Params, Params, Array, Assigned, Params], SharedModel[Params, 
         return clustered.reference(down, payload)
 
     def _choose(self, task: Task, down: Params, data: Shard, key: Key) -> Array:
-        """The cluster with the lowest loss on the client's own examples."""
+        """Return the cluster with the lowest loss on the client's own examples."""
         return clustered.choose(task, down, data, clustered.draw_lots(key, self.clusters))

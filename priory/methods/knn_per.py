@@ -153,7 +153,7 @@ class KNNPer(Method[Params, Params, tuple[()], Params, Neighbours], SharedModel[
         return Predictive(outputs, jnp.broadcast_to(log_weights[:, None], outputs.shape[:2]))
 
     def _stored(self, task: Task, params: Params, data: Shard, key: Key) -> Datastore:
-        """The datastore, its examples in random order."""
+        """Return the datastore, its examples in random order."""
         split, order = _split(task), data.order(key)
         head, body = trees.partition(params.weights, task.is_head)
         count = jnp.minimum(data.count, self.capacity)
@@ -174,7 +174,7 @@ class KNNPer(Method[Params, Params, tuple[()], Params, Neighbours], SharedModel[
         return Datastore(features[: self.capacity], labels[: self.capacity], count)
 
     def _chosen(self, task: Task, params: Params, store: Datastore) -> Array:
-        """The λ of the grid under which a client's examples, each by the vote of all others, are likeliest."""
+        """Return the λ of the grid under which a client's examples, each by the vote of all others, are likeliest."""
         split, num_classes = _split(task), _num_classes(task)
         head, _ = trees.partition(params.weights, task.is_head)
         lams = jnp.arange(self.grid) / self.grid
@@ -194,7 +194,7 @@ class KNNPer(Method[Params, Params, tuple[()], Params, Neighbours], SharedModel[
         return lams[jnp.argmax(total)]  # the least of those that tie
 
     def _vote(self, store: Datastore, seen: Array, silent: Array, num_classes: int) -> Array:
-        """The logarithm of p_kNN for each class, (queries, classes); `silent` is the row that each query leaves out."""
+        """Return log p_kNN for each class, (queries, classes); `silent` is the row that each query leaves out."""
         row = jnp.arange(self.capacity)
         length = jnp.sum(jnp.square(store.features), axis=1)
 
@@ -211,7 +211,7 @@ class KNNPer(Method[Params, Params, tuple[()], Params, Neighbours], SharedModel[
 
 
 def _split(task: Task) -> Split:
-    """The network in two parts, its last layer and what comes before."""
+    """Return the network in two parts, its last layer and the layers before."""
     _num_classes(task)
     return Embedding(task).split
 

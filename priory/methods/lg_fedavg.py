@@ -31,7 +31,7 @@ from priory.models.model import Params
 
 @struct
 class Shared:
-    """What the server keeps.
+    """The state of the server.
 
     Attributes:
         weights: The head.
@@ -101,7 +101,7 @@ class LGFedAvg(Method[Shared, Shared, Params, Params, Params]):
 
 
 def _apart(task: Task, network: Params) -> tuple[Params, Params]:
-    """Head and body of a network, each with the statistics in it."""
+    """Return head and body of a network, each with the statistics in it."""
 
     def in_head(path: str) -> bool:
         # Linen puts the name of the collection before that of the layer: batch_stats/BatchNorm_0/mean.
@@ -113,5 +113,5 @@ def _apart(task: Task, network: Params) -> tuple[Params, Params]:
 
 
 def _whole(head: Shared, body: Params) -> Params:
-    """The network of which these are head and body."""
+    """Return the network of which these are head and body."""
     return Params(trees.merge(head.weights, body.weights), trees.merge(head.stats, body.stats))

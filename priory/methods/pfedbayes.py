@@ -11,7 +11,7 @@ Client keeps   q_k and the state of its optimiser, or nothing (`stateful=False`)
 Client sends   w_k, its own copy of w after R steps that follow q_k: 2d numbers, weighted equally; with
                `average="moments"` the first two moments of q_k around μ_w instead, which determine q_k: 2d numbers
 
-What the paper leaves open, and what is done here (docs/methods/pfedbayes.md has the measurements):
+Choices that the paper leaves open (docs/methods/pfedbayes.md has the measurements):
 
 - Sent is w_k, as algorithm 1 and the text say; a footnote says that it is not.
 - The server averages (μ, ρ) of w_k as printed. `average="moments"` is Lemma A.2, the w that minimises the mean
@@ -53,7 +53,7 @@ from priory.models.model import Params
 
 @struct
 class Moments:
-    """What is sent for Lemma A.2: the first two moments of q_k around the broadcast mean, which may be averaged."""
+    """The message for Lemma A.2: the first two moments of q_k around the broadcast mean, which may be averaged."""
 
     offset: Any
     square: Any

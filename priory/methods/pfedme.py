@@ -8,7 +8,7 @@ Server keeps   w^t   the global weights; broadcast as they are
 Client keeps   nothing
 Client sends   w_k   its copy of the global weights after R steps towards its personal ones, weighted equally
 
-What the paper leaves open, and what is done here:
+Choices that the paper leaves open:
 
 - θ_k is not kept: it is a function of w, so personalisation does a client's work of a round from the last broadcast and
   takes the θ at its end. In the authors' code all clients work in every round and θ is scored before the server
@@ -98,7 +98,7 @@ class PFedMe(Method[Params, Params, tuple[()], Params, Params], SharedModel[Para
         return self._local(task, down, data, key)[0]
 
     def _local(self, task: Task, down: Params, data: Shard, key: Key) -> tuple[Params, Any, Array]:
-        """The personal network and w_k after a round's work, and the mean loss of its steps."""
+        """Return the personal network and w_k after a round's work, and the mean loss of its steps."""
         strength = jax.tree.map(lambda leaf: self.lam, down.weights)
 
         def solver(weights: Any) -> optax.GradientTransformation:

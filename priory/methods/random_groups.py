@@ -14,7 +14,7 @@ Differs from the paper: a client draws its group when it enrols, so that groups 
 exactly; all K networks travel down in training, though a client reads one; means within a group are weighted by n_k, as
 in FedAvg.
 
-The paper does not specify the following: the first networks are independent; a group without uploaders keeps its
+Choices that the paper leaves open: the first networks are independent; a group without uploaders keeps its
 network; an ensemble averages probabilities, and not outputs; for a global prediction of "preset", where no group is
 known, one is drawn. Statistics of a batch norm are one set for all groups, averaged plainly.
 """

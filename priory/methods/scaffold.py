@@ -39,7 +39,7 @@ from priory.models.model import Params
 
 @struct
 class Control:
-    """What the server keeps and what a client sends.
+    """The state of the server, and the message of a client.
 
     Attributes:
         weights: x, or y_k.
@@ -143,7 +143,7 @@ class Scaffold(Method[Control, Control, Any, Control, Params], SharedModel[Contr
         return Control(down.weights, trees.zeros(down.variate), down.stats)
 
     def _reach(self, data: Shard) -> Array:
-        """How far, in step sizes, a client's steps go along a constant gradient of 1: K without momentum."""
+        """Return how far, in step sizes, a client's steps go along a constant gradient of 1: K without momentum."""
         momentum, work = self.optimiser.momentum, self.work
         num = work.epochs * data.num_batches(work.batch_size) if work.steps is None else jnp.int32(work.steps)
         steps = num.astype(jnp.float32)

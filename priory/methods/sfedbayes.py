@@ -11,7 +11,7 @@ Client keeps   nothing, or q_k and the state of its optimiser (`stateful`)
 Client sends   (μ, ρ, λ) of w_k, its own copy of w after R steps that follow q_k, weighted equally: 3d numbers, or with
                `tol` a bit for each weight and three numbers for those with λ ≥ tol
 
-What the paper leaves open, and what is done here (docs/methods/pfedbayes.md has the measurements):
+Choices that the paper leaves open (docs/methods/pfedbayes.md has the measurements):
 
 - λ is learned through its logit and kept in [1e-6, 1 − 1e-6]. The paper reports an estimate of 1.01, so there it is
   free to be no probability at all; that is not offered. The server averages λ itself, as printed.
@@ -57,7 +57,7 @@ Weights = Any
 
 @struct
 class Update:
-    """What is sent: w_k with λ as a probability, which may be averaged."""
+    """The message: w_k with λ as a probability, which may be averaged."""
 
     mean: Weights
     rho: Weights

@@ -12,7 +12,7 @@ from priory.fed.method import Task
 
 
 def own_statistics(task: Task) -> str | None:
-    """Why a posterior with statistics of its own has no certificate; None where the model keeps none."""
+    """Return why a posterior with statistics of its own has no certificate; None where the model keeps none."""
     stats = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0))).stats
     if not jax.tree.leaves(stats):
         return None
@@ -23,7 +23,7 @@ def own_statistics(task: Task) -> str | None:
 
 
 def trained_head(update: str) -> str | None:
-    """Why a head that is frozen in training has no certificate; None where the whole network is learned together."""
+    """Return why a head that is frozen in training has no certificate; None where all layers are learned together."""
     if update == "full":
         return None
     return (

@@ -25,7 +25,7 @@ TRIED_AT_ONCE = 250  # of them, a divisor
 
 @struct
 class Assigned:
-    """What a client sends: the number of its cluster, its weights or what a method makes of them, and statistics."""
+    """The message of a client: the number of its cluster, its weights or a function of them, and statistics."""
 
     cluster: Array
     weights: Any

@@ -1,6 +1,6 @@
 """A client's Markov chain on its random effects z, and the gradient of log p(z | β) along it.
 
-FedPop, Kotelevskii et al., arXiv:2206.03611: lines 10 to 17 of Algorithm 1. The paper does not specify the following:
+FedPop, Kotelevskii et al., arXiv:2206.03611: lines 10 to 17 of Algorithm 1. Choices that the paper leaves open:
 
 - γ is 1/L, L being the largest eigenvalue of Σ_j c_j A_jᵀA_j + diag(1/σ²), with A_j the Jacobian in z of the outputs of
   example j and c_j a bound on the curvature of its likelihood: a global bound where the outputs are linear in z.
@@ -45,7 +45,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Sampler:
-    """How a client samples its random effects; lives inside one trace.
+    """Settings of a client's chain on its random effects; lives inside one trace.
 
     Attributes:
         kernel: Markov kernel.

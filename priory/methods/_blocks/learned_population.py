@@ -3,7 +3,7 @@
 Kotelevskii et al., arXiv:2206.03611. β is maximised by an optimiser, or drawn by a Gibbs step. A crowd goes with it:
 draws of β (full Bayes), or particles of z that stand for the prior of an energy; it is empty otherwise.
 
-The paper does not specify the following:
+Choices that the paper leaves open:
 
 - Scale of β: log σ has no unit, and μ moves in units u of its population, u = σ or σ at the start if that is larger:
   the optimiser sees u ∇_μ, and μ moves by u times its step (without momentum and with u = σ, along the natural gradient
@@ -40,7 +40,7 @@ SIGMA_MAX = 1e6  # where a draw of σ ends, for want of a prior
 
 @dataclass(frozen=True)
 class Learner:
-    """How the server learns β; lives inside one trace.
+    """Settings by which the server learns β; lives inside one trace.
 
     Attributes:
         kind: Gaussian with a σ for each coordinate, with one σ, or an energy.

@@ -43,13 +43,13 @@ class Mixed:
         return features.split(cast(Hashable, self.task.model), self.task.input_shape, self.task.is_head)
 
     def seen(self, batch: Batch) -> Batch:
-        """The batch as `outputs` wants it: features for inputs, where z is the last layer."""
+        """Return the batch as `outputs` takes it: features for inputs, where z is the last layer."""
         if self.split is None:
             return batch
         return replace(batch, x=self.split.features(self.phi, self.like, batch.x)[0])
 
     def seen_whole(self, data: Shard, batch_size: int) -> Batch:
-        """All examples of a client, `batch_size` of them through the body at a time."""
+        """Return all examples of a client, `batch_size` of them through the body at a time."""
         whole = data.padded()
         if self.split is None:
             return whole
@@ -66,18 +66,18 @@ class Mixed:
         return replace(whole, x=found.reshape(parts * batch_size, -1)[: data.capacity])
 
     def outputs(self, z: Weights, x: Array) -> Array:
-        """The network's outputs, as it predicts, from what `seen` made of its inputs."""
+        """Return the network's outputs, as it predicts, from the inputs that `seen` returns."""
         if self.split is not None:
             return self.split.outputs(z, x)
         return self.task.model.apply(self._with(z), x)[0]
 
     def log_likelihood(self, z: Weights, seen: Batch) -> Array:
-        """Σ log p(y | z, φ, x) over the rows that count."""
+        """Return Σ log p(y | z, φ, x) over the rows that count."""
         assert seen.y is not None, "unlabelled data have no likelihood"
         return jnp.sum(seen.mask * self.task.likelihood.log_prob(self.outputs(z, seen.x), seen.y, seen.scale))
 
     def curvature(self, z: Weights, seen: Batch, factor: Array | float, precision: Weights, key: Key) -> Array:
-        """The largest eigenvalue of factor · Σ_j c_j A_jᵀA_j + diag(precision).
+        """Return the largest eigenvalue of factor · Σ_j c_j A_jᵀA_j + diag(precision).
 
         A_j is the Jacobian of the outputs in z and c_j a bound on the likelihood's curvature, so that this bounds the
         curvature of −log p(z | D) everywhere if the outputs are linear in z and the prior is Gaussian.
@@ -95,7 +95,7 @@ class Mixed:
         return kernels.curvature(quadratic, z, key)
 
     def body_gradient(self, zs: Weights, data: Shard, batch_size: int, whole: bool, key: Key) -> tuple[Weights, Params]:
-        """∇_φ of the mean over zs (axis 0) of log p(D | z, φ), in training, and φ with the new statistics.
+        """Return ∇_φ of the mean over zs (axis 0) of log p(D | z, φ), in training, and φ with the new statistics.
 
         Over all examples, or n/b times that of b random ones.
         """
@@ -116,7 +116,7 @@ class Mixed:
         return gradient, Params(self.phi.weights, stats)
 
     def predict(self, zs: Weights, x: Array) -> Predictive:
-        """The mixture of networks with random effects zs (axis 0), which count equally."""
+        """Return the mixture of networks with random effects zs (axis 0), which count equally."""
         if self.split is not None:
             x = self.split.features(self.phi, self.like, x)[0]
         return even_mixture(jax.lax.map(lambda z: self.outputs(z, x), zs))
