@@ -104,4 +104,4 @@ class FedAvgM(Method[Server, Params, tuple[()], Params, Params], SharedModel[Par
 
     def personalise(self, task: Task, down: Params, client: tuple[()], data: Shard, key: Key) -> Params:
         del client
-        return finetune(self, task, down, data, key)
+        return finetune(self, task.nll, down, data, key)
