@@ -182,7 +182,7 @@ def class_scores(log_probs: Any, y: Any) -> dict[str, Any]:
     return {
         "accuracy": right.astype(probs.dtype),
         "nll": -xp.take_along_axis(log_probs, y[:, None], axis=-1)[:, 0],
-        "brier": xp.sum((probs - hit) ** 2, axis=-1),
+        "brier": xp.sum((probs - hit.astype(probs.dtype)) ** 2, axis=-1),
         "confidence": xp.max(probs, axis=-1),
     }
 
