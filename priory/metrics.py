@@ -208,7 +208,7 @@ def target_scores(y: Any, mean: Any, cdf: Any, levels: Sequence[float]) -> dict[
 def confidence_bins(confidence: Any) -> Any:
     """Return which of the 15 right-closed bins each confidence falls in, from 0; NaN falls in the first."""
     # Counting the edges below p is exact at an edge, where ceil(15 p) may round over it.
-    return sum(1 * (confidence > edge) for edge in EDGES)
+    return sum((confidence > edge).astype(np.int32) for edge in EDGES)
 
 
 def tally_classification(log_probs: Array, y: Array, mask: Array) -> Tally:

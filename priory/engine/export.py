@@ -161,7 +161,7 @@ def _assembled(
     form = forms.from_table(table["data"], tuple(table["task"]["input_shape"]))
     task = _task(table["task"], model, tensors.get(PUBLIC))
     shape = _posterior_shape(method, task, form, table["posterior"])
-    name = str(methods.canonical(table["method"])["name"])
+    name = str(methods.canonical(table)["method"]["name"])
     source = Source(name, table["posterior"], table["task"]["model"], table["client"], int(table["rounds"]))
     key = jax.random.wrap_key_data(jnp.array(table["key"]["numbers"], jnp.uint32), impl=table["key"]["kind"])
     calibration = tensors.get(CALIBRATION)

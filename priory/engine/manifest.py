@@ -70,9 +70,9 @@ def check_same(asked: JsonDict, there: JsonDict, path: Path, kind: str) -> None:
     """
     asked = tomllib.loads(tomli_w.dumps(asked))
     checksum = asked.pop("environment")["data_checksum"]
-    if there.get("code", {}).get("sha256") != asked.pop("code", {}).get("sha256"):
+    if code_of(there, path).get("sha256") != asked.pop("code", {}).get("sha256"):
         raise UsageError(f"{path} holds a {kind} with other code of its method; choose another --out.")
-    there = there | {"method": methods.canonical(there.get("method", {}))}
+    there = methods.canonical(there)
     for part, table in asked.items():
         one, other = _flat(there.get(part, {})), _flat(table)
         for name in one | other:
@@ -100,10 +100,11 @@ def read_method(table: JsonDict, file: Path, trust_code: bool) -> Method:
         file: Where it was read; a path to a method's file is relative to it.
         trust_code: Whether the file may name code that is imported.
     """
-    hyper, code = dict(methods.canonical(table["method"])), table.get("code", {})
+    code, own = code_of(table, file), methods.canonical(table).get("method")
+    if not isinstance(own, dict):
+        raise UsageError(f"{file} has method={own!r} where a table with its name should be; correct it.")
+    hyper = dict(own)
     name = str(hyper.pop("name", ""))
-    if not isinstance(code, dict) or not isinstance(code.get("method", ""), str):
-        raise UsageError(f"{file} has code={code!r}, which is no table with the name of a method; correct it.")
     if "method" in code:
         cls = methods.load(code["method"], file, trust_code)
     elif code and name not in methods.names():
@@ -112,6 +113,14 @@ def read_method(table: JsonDict, file: Path, trust_code: bool) -> Method:
         cls = methods.get(name)
     made: Method = from_table(cls, hyper)
     return made
+
+
+def code_of(table: JsonDict, file: Path) -> JsonDict:
+    """Return the table on the code of a method that is not built in; empty for one that is."""
+    code = table.get("code", {})
+    if not isinstance(code, dict) or not isinstance(code.get("method", ""), str):
+        raise UsageError(f"{file} has code={code!r}, which is no table with the name of a method; correct it.")
+    return code
 
 
 def has_changed(method: Method, code: JsonDict) -> bool:

@@ -2,7 +2,7 @@
 
 The engine asks `isinstance(method, Draws)`; a class that names a capability and does not write it cannot be made.
 
-    SharedModel      22 methods       a global predictor
+    SharedModel      24 methods       a global predictor
     Unlabelled       FedVI            needs no labels: what makes a newcomer with inputs alone possible
     Draws            8 methods        networks drawn from a posterior
     Certifies        7 methods        a distribution whose divergence from what was broadcast is known

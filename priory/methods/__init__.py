@@ -9,6 +9,7 @@ A name of the first form is safe to take from a file, since it can only choose a
 run code, so only `make`, for what a user types, and `load`, which asks for trust, import them.
 """
 
+import dataclasses
 import difflib
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from priory.core.errors import UsageError
+from priory.core.reading import JsonDict
 from priory.fed.method import Method
 from priory.methods import _builtin
 from priory.methods._plugins import GROUP, load_entry_point, owner_of
@@ -77,20 +79,26 @@ def make(name: str) -> Method:
 
     A name of the last release works, with a warning.
     """
-    if name in ALIASES:
-        return _from_old_name(name, name)()
+    if name in ALIASES and not entry_points(group=GROUP, name=name):
+        return _from_old_name(name, name, stacklevel=3)()
     return load(name)() if is_code(name) else get(name)()
 
 
 def old_class(name: str) -> Callable[..., Method]:
     """Return what stands for a class of the last release, with a warning."""
-    return _from_old_name(name, OLD_CLASSES[name])
+    return _from_old_name(name, OLD_CLASSES[name], stacklevel=4)
 
 
-def canonical(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the name and settings of a method that a file holds, with the present name in place of an old one."""
-    now, settings = ALIASES.get(str(table.get("name", "")), (None, {}))
-    return {**table, "name": now, **settings} if now else table
+def canonical(table: JsonDict) -> JsonDict:
+    """Return the tables of a file, with the present name of its method in place of one of the last release.
+
+    Files of that release name no code. A method from outside the package keeps its name, whatever it is.
+    """
+    own = table.get("method")
+    if not isinstance(own, dict) or table.get("code") or "method" in table.get("given", {}):
+        return table
+    now, settings = ALIASES.get(str(own.get("name", "")), (None, {}))
+    return {**table, "method": {**own, "name": now, **settings}} if now else table
 
 
 def is_registered(method: Method) -> bool:
@@ -108,10 +116,12 @@ def name_of(method: Method) -> str:
     return cls.__name__.lower() if origin is None else origin.name
 
 
-def _from_old_name(typed: str, alias: str) -> Callable[..., Method]:
+def _from_old_name(typed: str, alias: str, stacklevel: int) -> Callable[..., Method]:
+    """Return what makes the method of an old name, after a warning to the caller so many frames above."""
     now, settings = ALIASES[alias]
     cls = get(now)
+    others = [field.name for field in dataclasses.fields(cls) if field.name not in settings]
     text = ", ".join(f"{field}={value!r}" for field, value in settings.items())
     sentence = f"{typed} is now {now}, in Python {cls.__name__}({text}); the old name will go in the next release."
-    warnings.warn(sentence, DeprecationWarning, stacklevel=3)
-    return lambda **fields: cls(**settings, **fields)
+    warnings.warn(sentence, DeprecationWarning, stacklevel=stacklevel)
+    return lambda *values, **fields: cls(**settings, **dict(zip(others, values, strict=False)), **fields)

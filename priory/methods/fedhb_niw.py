@@ -333,7 +333,8 @@ class FedHBNIW(
             precision = niw.expected_precision(q)  # eq. (52)
         keep = columns.keep_probabilities(down.mean, self.keep)
         share = self.kl_scale / jnp.maximum(data.count, 1)
-        return jax.tree.map(lambda p, kept: share * kept * p, precision, keep)  # p/2 (n0 + d + 1) V0⁻¹ of eq. (35)
+        # p (n0 + d + 1) V0⁻¹ of eq. (35); `Pull` has the factor ½
+        return jax.tree.map(lambda inverse, kept: share * kept * inverse, precision, keep)
 
     def _posterior(self, task: Task, down: Prior) -> NIW:
         dim = self._dim(down.mean)

@@ -102,7 +102,8 @@ class FedOpt(Method[Server, Params, tuple[()], Params, Params], SharedModel[Para
     def init_server(self, task: Task, key: Key) -> Server:
         params = task.init(key)
         zero = trees.zeros(params.weights)
-        return Server(params.weights, params.stats, zero, jax.tree.map(lambda leaf: leaf + self.tau**2, zero))
+        first = jax.tree.map(lambda leaf: leaf + self.tau**2, zero)  # Algorithm 2, v₋₁ ≥ τ²
+        return Server(params.weights, params.stats, zero, first)
 
     def broadcast(self, server: Server) -> Params:
         return Params(server.weights, server.stats)
@@ -125,9 +126,10 @@ class FedOpt(Method[Server, Params, tuple[()], Params, Params], SharedModel[Para
 
         mean = trees.weighted_mean(messages.payload, messages.weight, otherwise=self.broadcast(server))
         delta = trees.sub(mean.weights, server.weights)  # Algorithm 2, Δ_t
+        # Algorithm 2, m_t
         m = jax.tree.map(lambda old, d: self.beta1 * old + (1 - self.beta1) * d, server.first, delta)
         v = jax.tree.map(next_second, server.second, delta)
-        weights = jax.tree.map(
+        weights = jax.tree.map(  # Algorithm 2, x_{t+1}
             lambda w, m, v: w + self.server_step_size * m / (jnp.sqrt(v) + self.tau), server.weights, m, v
         )
         moved = Server(weights, mean.stats, m, v)

@@ -60,8 +60,10 @@ def foreign(name: str) -> Any:
 
 
 def _has_effects(name: str) -> bool:
-    cls = methods.REGISTRY.get(name)
-    return cls is not None and isinstance(cls(), capabilities.MixedEffects)
+    try:
+        return issubclass(methods.get(name), capabilities.MixedEffects)
+    except UsageError:  # it is not installed
+        return False
 
 
 def _loaded(record: Record, trust_code: bool) -> Run:

@@ -13,6 +13,7 @@ from priory.core.errors import UsageError
 from priory.core.reading import read_bytes
 from priory.core.sealed import unsealed
 from priory.effects import Effects
+from priory.methods import canonical
 from priory.report.tables import PARTS
 from priory.store import ARCHITECTURES, CERTIFICATES, UNCERTAINTY, RunDirectory
 from priory.uncertainty import Uncertainty
@@ -88,7 +89,7 @@ def find(places: Iterable[Path | str]) -> tuple[list[Path], list[Path]]:
 def read(path: Path) -> Record:
     """The record of a finished run; raises `UsageError` on what is damaged, unfinished or no run."""
     directory = RunDirectory(path)
-    manifest = directory.manifest()
+    manifest = canonical(directory.manifest())
     for part in ("method", "run", "data"):
         if not isinstance(manifest.get(part), dict):
             raise UsageError(f"{path}/manifest.toml has no [{part}] table, so it is no run; name another directory.")

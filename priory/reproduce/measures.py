@@ -56,8 +56,8 @@ def told_apart(run: Run) -> dict[str, float]:
     areas = []
     for client in range(run.federation.num_clients):
         own = run.federation.x[run.federation.rows(client, "test")]
-        scores = run.predict(client, np.concatenate([own, strangers])).entropy
-        assert scores is not None
+        probabilities = np.asarray(run.predict(client, np.concatenate([own, strangers])).probabilities)
+        scores = -np.sum(probabilities * np.log(np.maximum(probabilities, 1e-12)), axis=-1)
         areas.append(roc_auc_score(np.arange(len(scores)) >= len(own), scores))
     return {"auroc": float(np.mean(areas)), "worst_auroc": float(np.min(areas))}
 

@@ -64,6 +64,16 @@ def _forgotten(call):
         sys.modules[name] = module
 
 
+def test_a_class_with_an_old_name_of_a_built_in_method_is_read_as_itself(unscored):
+    source = Path("fedavgm.py").read_text()
+    Path("mine.py").write_text(source.replace("class FedAvgM(", "class FedYogi("))
+    assert main(["run", "./mine.py:FedYogi", *TINY, "--beta", "0.5", "--out", "own"]) == 0
+    run = load("own", trust_code=True)
+    assert (type(run.method).__name__, run.method.beta, run.name) == ("FedYogi", 0.5, "fedyogi")
+    assert main(["export", "own", "--client", "0", "--out", "model", "--trust-code"]) == 0
+    assert load_model("model", trust_code=True).method == run.method
+
+
 def test_a_model_of_a_file_predicts_elsewhere(trained):
     assert main(["export", str(trained), "--client", "1", "--draws", "0", "--out", "model", "--trust-code"]) == 0
     assert load_model("model", trust_code=True).source.method == "fedavgm"

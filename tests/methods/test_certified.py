@@ -21,12 +21,13 @@ from priory.core.struct import replace
 from priory.fed.capabilities import Certifies
 from priory.fed.method import Task
 from priory.methods._blocks.coupled_vi import VariationalParams
+from priory.methods._blocks.local_classifier import glorot
 from priory.methods.cfedbayes import Blend, CFedBayes
 from priory.methods.fedbnn import FedBNN
 from priory.methods.fedhb_mixture import Experts, FedHBMixture, Prototypes
 from priory.methods.fedhb_niw import FedHBNIW, Posterior, Prior
 from priory.methods.fedpop import Down, FedPop, Samples
-from priory.methods.fedvi import FedVI, glorot
+from priory.methods.fedvi import FedVI
 from priory.methods.pfedbayes import PFedBayes
 from priory.models.likelihood import Categorical
 from priory.models.linen import Linen

@@ -86,8 +86,9 @@ def test_an_unknown_method_is_answered_with_its_neighbour():
 def test_an_old_name_warns_where_it_is_typed_and_not_where_a_file_holds_it(cls, name, method):
     with pytest.warns(DeprecationWarning, match=f"{name} is now {methods.name_of(method)}"):
         assert methods.make(name) == method
-    with pytest.warns(DeprecationWarning, match=f"{cls} is now {methods.name_of(method)}"):
+    with pytest.warns(DeprecationWarning, match=f"{cls} is now {methods.name_of(method)}") as caught:
         made = getattr(priory, cls)(finetune_epochs=3)
+    assert caught[0].filename == __file__  # Python shows it only to whoever wrote the name
     assert made == replace(method, finetune_epochs=3)
     table = {"method": {"name": name, "finetune_epochs": 3}}
     assert manifest.read_method(table, Path("manifest.toml"), trust_code=False) == made

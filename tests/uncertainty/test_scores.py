@@ -91,13 +91,14 @@ def test_equal_mass_bins_hold_equally_many_and_equal_confidences_share_one():
 
 
 def test_bins_are_those_of_the_evaluation():
+    import jax
     import jax.numpy as jnp
 
-    from priory import metrics
-
-    values = np.concatenate([np.arange(16, dtype=np.float32) / np.float32(15), np.float32([0.03, 0.5, 0.99, np.nan])])
-    expected = metrics.confidence_bins(jnp.asarray(values))
+    edges = jax.jit(lambda: jnp.arange(1, 15) / 15)()  # i/15 as XLA rounds it
+    values = np.concatenate([np.asarray(edges), np.float32([0.0, 0.03, 0.5, 0.99, 1.0, np.nan])])
+    expected = jnp.sum(values[:, None] > edges[None], axis=1)
     np.testing.assert_array_equal(confidence_bins(values), expected)
+    np.testing.assert_array_equal(jax.jit(confidence_bins)(values), expected)
 
 
 def test_a_perfect_ranking_has_the_largest_rejection_area():

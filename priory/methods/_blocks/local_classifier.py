@@ -1,7 +1,7 @@
 """A client's part of a last layer: a Gaussian over its weights β, computed from the outputs of a network on inputs.
 
-Vedadi et al., Federated Variational Inference, 2023, arXiv:2305.13672, appendix D, eqs.
-(24) to (29). Choices that the paper leaves open:
+Vedadi et al., Federated Variational Inference, 2023, arXiv:2305.13672, appendix D, equations (24)
+to (29). Choices that the paper leaves open:
 
 - g has 2·d_local·|Y| + |Y| outputs; its last |Y| are the bias of the local classifier, a mean over the support like the
   others, since as printed, at x itself, it would be a second global classifier.
