@@ -111,6 +111,9 @@ def test_a_run_under_an_old_name_of_its_method_is_known_again(capsys):
     [manifest] = Path("two").rglob("manifest.toml")
     edit_manifest(manifest, 'name = "random-groups"', 'name = "preset"')
     edit_manifest(manifest, 'predict_with = "group"\n', "")
+    commit = manifest.parent / "checkpoint" / "commit.json"
+    extra = json.loads(commit.read_text())["extra"]
+    edit_json(commit, extra=extra | {"origin": extra["origin"] | {"method": "preset"}})
     assert main(compare) == 0
     capsys.readouterr()
     assert main(["resume", str(manifest.parent)]) == 0
@@ -177,7 +180,8 @@ def test_the_states_of_a_node_of_format_2_are_read_with_their_bits(t):
     from safetensors.numpy import load_file
 
     charter = small_charter(priory.PFedBayes(), model="linear", dp="local", dp_noise=30.0, rounds=2)
-    states = ClientStateStore(Path("format-2/node"), 0, "run-1", "f2c1f9cedfd7b456")
+    assert charter.digest == "f2c1f9cedfd7b456"
+    states = ClientStateStore(Path("format-2/node"), 0, "run-1", charter.digest)
     record, generation = states.read(t, charter.record(0))
     assert generation == t
     assert states.generations() == [1, 2]

@@ -214,11 +214,14 @@ def _own_settings(method: Method, name: str, text: str) -> Iterator[tuple[str, A
 
 
 def _cells(named: dict[str, Any], data: Federation, settings: Settings, seeds: int, directory: Path) -> Iterator[Cell]:
+    folders: dict[str, str] = {}
     for label, method in named.items():
+        folder = label.removeprefix("./").replace(":", "-").replace("/", "_")
+        folder = f"_{folder}" if folder.startswith(".") else folder  # which would be hidden
+        if (other := folders.setdefault(folder, label)) != label:
+            raise UsageError(f"{other} and {label} would have one directory, {folder}; rename one of the files.")
         for seed in range(settings.seed, settings.seed + seeds):
-            folder = f"{label.removeprefix('./').replace(':', '-').replace('/', '_')}-s{seed}"
-            folder = f"_{folder}" if folder.startswith(".") else folder  # which would be hidden
-            yield Cell(label, method, data, dataclasses.replace(settings, seed=seed), directory / folder)
+            yield Cell(label, method, data, dataclasses.replace(settings, seed=seed), directory / f"{folder}-s{seed}")
 
 
 def _with_recorded_clusters(cells: list[Cell]) -> list[Cell]:

@@ -57,7 +57,8 @@ class Codec:
         self._shapes = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
         self._sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in self._shapes]
         self.size = sum(self._sizes)
-        named = re.sub(r"(?<=CustomNode\()\w+", lambda name: FIRST_NAMES.get(name[0], name[0]), str(self._treedef))
+        first = {name: FIRST_NAMES[name] for name in FIRST_NAMES.keys() & _own_classes(self._treedef)}
+        named = re.sub(r"(?<=CustomNode\()\w+", lambda name: first.get(name[0], name[0]), str(self._treedef))
         self.structure = named, self._shapes
 
     def pack(self, trees: PyTree, num: int) -> np.ndarray:
@@ -77,6 +78,13 @@ class Codec:
             leaves.append(column.view(dtype).reshape(len(rows), *shape))
             place += size
         return jax.tree.unflatten(self._treedef, leaves)
+
+
+def _own_classes(treedef: Any) -> set[str]:
+    """Return the names of this package's classes in a structure."""
+    node = treedef.node_data()
+    own = {node[0].__name__} if node and node[0].__module__.startswith("priory.") else set()
+    return own.union(*map(_own_classes, treedef.children()))
 
 
 def to_arrays(tree: PyTree) -> Arrays:
@@ -134,7 +142,7 @@ def from_file(raw: bytes) -> tuple[Arrays, dict[str, str]]:
     try:
         header = parse_json(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         arrays, about = load(raw), dict(header.get("__metadata__", {}))
-    except (SafetensorError, ValueError, TypeError, AttributeError) as error:
+    except (SafetensorError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise DecodeError("garbage", str(error)) from None
     return {"" if name == "." else name: array for name, array in arrays.items()}, about
 

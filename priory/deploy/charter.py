@@ -219,7 +219,8 @@ class Charter:
         table = self._manifest()
         for name in FREE:
             table["run"].pop(name, None)
-        parts = [table["method"], table["run"], self._problem()]
+        method = table["method"] if self.code else methods.first_table(table["method"])
+        parts = [method, table["run"], self._problem()]
         parts += [self.code["sha256"]] if self.code else []
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -126,14 +126,15 @@ class ClientStateStore:
             if hashlib.sha256(raw).hexdigest() != digest:
                 raise ValueError
             arrays, about = codec.from_file(raw)
-        except (OSError, ValueError):
+            config = parse_json(about["config"])
+        except (OSError, ValueError, KeyError):
             raise UsageError(
                 f"The answer that client {self.client} gave is no longer in {self.place}, and its privacy allows one; "
                 "go on with the next round."
             ) from None
         for other in set(self.place.glob("answer-*.safetensors")) - {path}:
             other.unlink(missing_ok=True)
-        return Reply(parse_json(about["config"]), {name: array.tobytes() for name, array in arrays.items()})
+        return Reply(config, {name: array.tobytes() for name, array in arrays.items()})
 
     def _load(self, generation: int, like: PyTree) -> tuple[PyTree, int]:
         """Return the record of a generation, and the generation that it came from."""

@@ -172,8 +172,11 @@ class Server:
             drawn = self._cohort(t)
             came = self._collected(t, method, down, drawn)
             self.journal.stand("aggregating", round=t, usable=came.usable)
-            self._aggregate(t, method, down, came)
+            discarded = self._aggregate(t, method, down, came)
             self._count(t, came)
+            if discarded:
+                reason = "the new server is not finite, so the old one is kept"
+                self.journal.tell("discarded", round=t, reason=reason)
         self.log.completed = t + 1
         self._commit(Scored(), came)
         self.journal.tell(
@@ -278,8 +281,11 @@ class Server:
                 self._refuse(t, client, -1, one)
             self.log.rejected[str(client)] += 1
 
-    def _aggregate(self, t: int, method: Method, down: Any, came: Round) -> None:
-        """Take the next server; unused places of a stack have weight 0, so that one program serves all rounds."""
+    def _aggregate(self, t: int, method: Method, down: Any, came: Round) -> bool:
+        """Take the next server, and return whether it was discarded.
+
+        Unused places of the stack of messages have weight 0, so that one program serves all rounds.
+        """
         charter, accepted = self.charter, [one for _, one in sorted(came.accepted.items())]
         known = {"bits", *charter.contact().info}
         figures = _means([{name: one.metrics[name] for name in one.metrics if name in known} for one in accepted])
@@ -298,9 +304,8 @@ class Server:
         key = rng.key(self._root, Stream.SERVER, t)
         chosen = None if rule is None else robust.parse(rule)
         self.server, info, discarded = _server_step(context, self.server, received, key, rule=chosen)
-        if bool(discarded):
-            self.journal.tell("discarded", round=t, reason="the new server is not finite, so the old one is kept")
         self.log.info = figures | {name: float(value) for name, value in info.items()}
+        return bool(discarded)
 
     def _secret(self) -> Key:
         """Return the key that the cohorts of central privacy come from; it must not be known to who sees broadcasts."""
@@ -319,12 +324,12 @@ class Server:
     def _evaluate(self, final: bool) -> Scored:
         """The scores of the clients that are there; after the last round each of them keeps its model."""
         self.journal.stand("evaluating", round=self.log.completed)
-        self._there.meet(self._hello())
-        down = _broadcast(self.charter.method, self.server)
-        config = self._config("evaluate", self.log.completed) | {"final": final}
-        request = Request("evaluate", config, wire.encode({"down": jax.tree.map(np.asarray, down)}))
-        asked = dict(self._there.clients)
         with self._clock.booking("evaluate"):
+            self._there.meet(self._hello())
+            down = _broadcast(self.charter.method, self.server)
+            config = self._config("evaluate", self.log.completed) | {"final": final}
+            request = Request("evaluate", config, wire.encode({"down": jax.tree.map(np.asarray, down)}))
+            asked = dict(self._there.clients)
             replies = self._link.ask(dict.fromkeys(asked, request), self._how.timeout)
             return scored(self.charter, replies, asked, config, self.journal)
 
@@ -337,7 +342,7 @@ class Server:
             **found.to_json(),
             "communication": dict(self._bytes),
             "seconds": rounded(self._clock.seconds),
-            "extra": {"run": self.run, **self.log.extra()},
+            "extra": {"run": self.run, **self.log.summary_entries()},
         }
         self._directory.write_summary(summary, found.per_client())
         return summary

@@ -13,10 +13,12 @@ import numpy as np
 from priory import certificate, methods
 from priory.certificate import TOOK_PART, Certificate
 from priory.core.errors import UsageError
+from priory.core.rng import Key
+from priory.data import Federation
 from priory.engine.evaluator import Evaluator
 from priory.engine.prepared import Prepared
 from priory.fed.capabilities import Certifies
-from priory.fed.method import Task
+from priory.fed.method import Method, Task
 from priory.fed.shard import Shard
 from priory.store import CERTIFICATES, RunDirectory
 
@@ -26,38 +28,52 @@ WITHOUT_ROWS = "the rows that it was made from are not kept with it; ask for it 
 
 @dataclass(frozen=True)
 class Basis:
-    """What a certificate needs beside a model: the run whose broadcast is the prior, and the client's rows.
+    """What a certificate needs besides a model: the broadcast of a run as the prior, and the client's rows.
+
+    It does not keep the run, whose states of clients may be large.
 
     Attributes:
-        evaluator: The run, in which the client took no part.
-        data: The rows.
+        down: The broadcast of a run in which the client took no part.
+        federation: The participants of that run, none of whose rows may be the client's.
+        root: The root key of that run.
+        completed: Its rounds.
+        data: The client's rows.
         place: The client's number, from which the key of its draws follows.
         group: The group of each of the client's rows; None where it is not known.
     """
 
-    evaluator: Evaluator
+    method: Method
+    down: Any
+    federation: Federation
+    root: Key
+    completed: int
     data: Shard
     place: int
     group: np.ndarray | None
 
 
+def basis_of(evaluator: Evaluator, data: Shard, place: int, group: np.ndarray | None) -> Basis:
+    """Return the basis of a client that took no part in a run."""
+    ready = evaluator.ready
+    down = ready.method.broadcast(evaluator.server)
+    return Basis(ready.method, down, ready.federation, ready.root, evaluator.completed, data, place, group)
+
+
 def certify(
     task: Task, posterior: Any, basis: Basis, delta: float, draws: int, client: str | None = None
 ) -> Certificate:
-    """The certificate of a posterior; the method has been checked, its rows are checked here."""
-    evaluator, data, start = basis.evaluator, basis.data, int(basis.data.start[0])
-    method, federation = evaluator.ready.method, evaluator.ready.federation
+    """Return the certificate of a posterior; the method has been checked, its rows are checked here."""
+    method, federation, data, start = basis.method, basis.federation, basis.data, int(basis.data.start[0])
     own = slice(start, start + int(data.count))
     assert data.pool.y is not None
     x, y = np.asarray(data.pool.x[own]), np.asarray(data.pool.y[own])
     seen = certificate.participants_rows(federation)
     known = certificate.check_rows(federation, seen, x, y, basis.group)
-    key = certificate.draw_key(evaluator.ready.root, jnp.int32(evaluator.completed), jnp.int32(basis.place))
-    down = method.broadcast(evaluator.server)
-    counts = certificate.counts_of(method, task, down, posterior, data, key, num=draws)
+    key = certificate.draw_key(basis.root, jnp.int32(basis.completed), jnp.int32(basis.place))
+    counts = certificate.counts_of(method, task, basis.down, posterior, data, key, num=draws)
     assert isinstance(method, Certifies)
     group = federation.form.role("group")
-    return certificate.conclude(counts, delta, method.certifies, client, evaluator.completed, known, group)
+    return certificate.conclude(counts, delta, method.certifies, client, basis.completed, known, group)
 
 
 def of_newcomers(evaluator: Evaluator, path: Path | None, delta: float, draws: int) -> dict[str, Certificate]:
@@ -99,7 +115,7 @@ def of_client(
     _check_prior(evaluator.ready, prior.ready, name)
     place = prior.ready.federation.index(name)
     group = certificate.group_of(prior.ready.federation, place)
-    basis = Basis(prior, prior.ready.train.of(jnp.int32(place)), place, group)
+    basis = basis_of(prior, prior.ready.train.of(jnp.int32(place)), place, group)
     return certify(prior.ready.task, posterior(), basis, delta, draws, name)
 
 

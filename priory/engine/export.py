@@ -155,7 +155,9 @@ def _assembled(
         if name in table["given"] and value is None:
             raise UsageError(f"The model in {path} was made with a {name} that a file cannot hold; pass {name}= again.")
     tensors, _ = codec.from_file(raw)
-    if method is None:
+    if method is not None:
+        manifest.check_method(method)
+    else:
         method = manifest.read_method(table, path / DESCRIPTION, trust_code)
         manifest.warn_if_changed(method, table, path / DESCRIPTION)
     form = forms.from_table(table["data"], tuple(table["task"]["input_shape"]))

@@ -57,6 +57,14 @@ def describe(method: Method, federation: Federation, chosen: Settings, has_model
     }
 
 
+def check_method(method: Any) -> None:
+    """Raise on an object that is not a method."""
+    if isinstance(method, type):
+        raise UsageError(f"{method.__name__} is a class; give a method with its hyper-parameters, {method.__name__}().")
+    if not isinstance(method, Method):
+        raise UsageError(f"{method!r} is not a method; give one with its hyper-parameters, such as priory.FedAvg().")
+
+
 def identity(method: Method, federation: Federation, chosen: Settings) -> JsonDict:
     """Return the tables of a manifest that tell one run from another: `describe` and the checksum of the data."""
     return {**describe(method, federation, chosen), "environment": {"data_checksum": federation.checksum}}
@@ -172,6 +180,7 @@ def read(
             )
         method = read_method(table, file, trust_code)
         warn_if_changed(method, table, file)
+    check_method(method)
     federation = read_data(table, federation)
     return Recipe(method, federation, settings.make(table["run"]), table.get("given", {}), table.get("environment", {}))
 

@@ -12,7 +12,7 @@ from priory.certificate import TOOK_PART
 from priory.core import rng
 from priory.core.errors import UsageError
 from priory.core.rng import Key, Stream
-from priory.engine.certified import WITHOUT_LABELS, Basis
+from priory.engine.certified import WITHOUT_LABELS, Basis, basis_of
 from priory.engine.evaluator import Evaluator
 from priory.engine.personal import PersonalModel, Source, Verb
 from priory.evaluate import ClientSlot, EvaluationContext, evaluated_posterior
@@ -35,7 +35,7 @@ def newcomer(evaluator: Evaluator, data: Shard, group: np.ndarray | None) -> Per
     """The model of a client that comes later with labelled rows; it learns as a participant would."""
     place = len(evaluator.ready.federation.clients)
     return _personalised(
-        evaluator, data, place, Basis(evaluator, data, place, group), evaluator.ready.settings.onboard_visits
+        evaluator, data, place, basis_of(evaluator, data, place, group), evaluator.ready.settings.onboard_visits
     )
 
 

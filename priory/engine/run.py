@@ -374,7 +374,7 @@ def result(
         },
         seconds=dict(evaluator.ready.clock.seconds),
         peak_rss_bytes=_peak_rss(),
-        extra=log.extra() | ({"advice": dict(adviser.given)} if adviser.given else {}),
+        extra=log.summary_entries() | ({"advice": dict(adviser.given)} if adviser.given else {}),
     )
 
 

@@ -31,7 +31,7 @@ class RunLog:
         self.info: dict[str, float] = {}
         self.rejected: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
-        self.history = History()
+        self.history = History() if directory is None else History(directory=directory, length=0)
 
     def line(self, about: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
         """A line of the metrics: scores and whatever else belongs to this round, then the figures and the counters."""
@@ -54,9 +54,9 @@ class RunLog:
     def commit(self, server: Any, extra: Mapping[str, Any]) -> None:
         """Make server, clients and lines so far what a run goes on from; `extra` is kept besides the counters."""
         if self.checkpoint is not None and self.directory is not None:
-            told = {"info": self.info, **self.counters(), **extra}
+            contents = {"info": self.info, **self.counters(), **extra}
             digest = self.directory.metrics_sha256(self.metrics_bytes)
-            self.checkpoint.commit(server, self.completed, self.metrics_bytes, told, digest)
+            self.checkpoint.commit(server, self.completed, self.metrics_bytes, contents, digest)
 
     def copied_to(self, directory: RunDirectory, checkpoint: Checkpoint) -> "RunLog":
         """The same log in a directory of its own, with all its lines."""
@@ -86,8 +86,8 @@ class RunLog:
             self.checkpoint.clients.discard_after(self.completed)
             self.directory.cut_metrics(self.metrics_bytes)
 
-    def extra(self) -> dict[str, Any]:
-        """What a summary says of the whole run."""
+    def summary_entries(self) -> dict[str, Any]:
+        """Return the entries of a summary on the whole run."""
         privacy = {} if self.ledger is None else {"privacy": self.ledger.summary(self.completed)}
         return {**self.counters(), **privacy}
 

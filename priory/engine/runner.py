@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from priory import metrics
+from priory import methods, metrics
 from priory.core.errors import UsageError
+from priory.core.reading import JsonDict
 from priory.engine import accounting, devices, divergence, grouping, manifest
 from priory.engine.advice import Adviser
 from priory.engine.clients import Resident, Stored
@@ -254,7 +255,7 @@ class Runner:
         if log.checkpoint.round < 0:
             return  # killed before the first commit: the manifest is all there is
         origin = log.checkpoint.extra.get("origin", self._origin())  # commits of older versions have none
-        if origin != self._origin() or log.checkpoint.round > self.ready.settings.rounds:
+        if _present(origin) != _present(self._origin()) or log.checkpoint.round > self.ready.settings.rounds:
             raise UsageError(
                 f"The checkpoint in {log.directory.path} is not that of its manifest.toml but of another run; "
                 "bring back its own, or run the manifest again in another directory."
@@ -298,6 +299,11 @@ class Runner:
     def _result(self, personal: AnyScores, population: AnyScores, newcomers: dict[str, AnyScores]) -> Run:
         scores = personal, population, newcomers
         return result(self.evaluator, self.log, self.adviser, scores, self.manifest, self._extra())
+
+
+def _present(origin: JsonDict) -> JsonDict:
+    """Return the origin of a commit with the present name of its method."""
+    return origin | {"method": methods.canonical({"method": {"name": origin.get("method")}})["method"]["name"]}
 
 
 def next_block(pace: float) -> int:

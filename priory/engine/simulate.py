@@ -67,10 +67,7 @@ def check(
     """
     if not isinstance(federation, Federation):
         raise UsageError(f"{type(federation).__name__} is no federation; partition a data set first.")
-    if not hasattr(method, "client_update"):
-        raise UsageError(f"{method!r} is no method; give one with its hyper-parameters, such as priory.FedAvg().")
-    if isinstance(method, type):
-        raise UsageError(f"{method.__name__} is a class; give a method with its hyper-parameters, {method.__name__}().")
+    manifest.check_method(method)
     if isinstance(model, str):
         options, model = {**options, "model": model}, None
     chosen = settings.make(options)

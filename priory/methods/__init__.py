@@ -59,9 +59,11 @@ def get(name: str) -> type[Method]:
     declared = list(entry_points(group=GROUP, name=name))
     owners = ["Priory"] * (name in REGISTRY) + [owner_of(found) for found in declared]
     if len(owners) > 1:
+        own = [f"{REGISTRY[name].__module__}:{REGISTRY[name].__name__}"] if name in REGISTRY else []
+        classes = own + [found.value for found in declared]
         raise UsageError(
-            f"method={name!r} is registered by {' and '.join(owners)}; give the class that you mean, such as "
-            f"{declared[0].value}, or uninstall {owners[-1]}."
+            f"method={name!r} is registered by {' and '.join(owners)}; give the class that you mean, "
+            f"{' or '.join(classes)}, or uninstall {owners[-1]}."
         )
     if declared:
         return load_entry_point(declared[0])
@@ -71,6 +73,8 @@ def get(name: str) -> type[Method]:
     hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names())}."
     if name.endswith(".py"):
         hint = f"name its class too, as in {name}:MyMethod."
+    elif set(name) & set("/:"):
+        hint = "write path/file.py:Class or package.module:Class for a class of your own."
     raise UsageError(f"method={name!r} is not registered; {hint}")
 
 
@@ -99,6 +103,14 @@ def canonical(table: JsonDict) -> JsonDict:
         return table
     now, settings = ALIASES.get(str(own.get("name", "")), (None, {}))
     return {**table, "method": {**own, "name": now, **settings}} if now else table
+
+
+def first_table(method: JsonDict) -> JsonDict:
+    """Return the name and settings by which digests of deployed federations know a built-in method."""
+    for old, (now, settings) in ALIASES.items():
+        if method["name"] == now and settings.items() <= method.items():
+            return {"name": old} | {name: method[name] for name in method if name not in ("name", *settings)}
+    return method
 
 
 def is_registered(method: Method) -> bool:

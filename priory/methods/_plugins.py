@@ -4,6 +4,7 @@ A file becomes a module named after the hash of its contents. So the same conten
 file is, and a copy of a file that has been run already runs nothing new.
 """
 
+import dataclasses
 import hashlib
 import importlib
 import re
@@ -95,20 +96,26 @@ def load(code: str, file: Path | None = None, trust_code: bool = False) -> type[
     try:
         if place.endswith(".py"):
             path = ((file or Path("file")).parent / place).absolute()
+            if not path.is_file():
+                raise UsageError(f"method={code!r} names a file that does not exist, {path}; check the path.")
             source = read_bytes(path)
             known = f"priory_method_{hashlib.sha256(source).hexdigest()[:16]}"
             if known not in sys.modules and not is_trusted:
                 raise untrusted("method", code, file)
-            cls = getattr(_executed(known, path, source), attribute)
+            cls = _class_in(_executed(known, path, source), attribute, place)
             code = f"{path}:{attribute}"
         elif is_trusted:
-            cls = getattr(importlib.import_module(place), attribute)
+            cls = _class_in(importlib.import_module(place), attribute, place)
             source = _source(cls)
         else:
             raise untrusted("method", code, file)
     except UsageError:
         raise
-    except Exception as error:  # whatever the code of somebody else raises
+    except SyntaxError as error:
+        raise UsageError(
+            f"method={code!r} has a syntax error in line {error.lineno} of {error.filename}: {error.msg}; correct it."
+        ) from error
+    except (Exception, SystemExit) as error:  # whatever foreign code raises
         raise UsageError(
             f"method={code!r} cannot be imported ({type(error).__name__}: {error}); name a class of an installed "
             "package, or of a file that imports installed packages only."
@@ -153,6 +160,19 @@ def _executed(name: str, path: Path, source: bytes) -> ModuleType:
     return sys.modules[name]
 
 
+def _class_in(module: ModuleType, name: str, place: str) -> Any:
+    """Return what has the name in a module."""
+    if not hasattr(module, name):
+        own = [
+            known
+            for known, value in vars(module).items()
+            if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module.__name__
+        ]
+        hint = f"choose from {', '.join(own)}" if own else "it has no methods"
+        raise UsageError(f"method='{place}:{name}' is not in {place}; {hint}.")
+    return getattr(module, name)
+
+
 def _source(cls: Any) -> bytes:
     """Return the contents of the file that defines a class, b"" where there is none."""
     file = getattr(sys.modules.get(getattr(cls, "__module__", "")), "__file__", None)
@@ -162,9 +182,7 @@ def _source(cls: Any) -> bytes:
 def _checked(cls: Any, named: str) -> type[Method]:
     """Return the class if it is a method that Priory can run with its defaults."""
     if not (isinstance(cls, type) and issubclass(cls, Method)):
-        raise UsageError(
-            f"{named} is {cls!r}, which is no class that derives from priory.fed.method.Method; derive it."
-        )
+        raise UsageError(f"{named} is {cls!r}; name a class that derives from priory.fed.method.Method.")
     try:
         made = cls()
     except Exception as error:  # whatever the code of somebody else raises
@@ -173,7 +191,16 @@ def _checked(cls: Any, named: str) -> type[Method]:
             "default."
         ) from error
     if hasattr(made, "name"):
-        raise UsageError(f"{named} has an attribute called name, where files have that of the method; rename it.")
+        raise UsageError(f"{named} has a setting called name, which in files is the name of the method; rename it.")
     if jax.tree_util.all_leaves([made]):
         raise UsageError(f"{named} is not known to JAX; decorate the class with @struct of priory.core.struct.")
+    for field in dataclasses.fields(cls):
+        value = getattr(made, field.name)
+        if callable(getattr(Method, field.name, None)):
+            raise UsageError(f"{named} has a setting called {field.name}, which is the name of a verb; rename it.")
+        if not field.metadata.get("static") and isinstance(value, str | bool):
+            raise UsageError(
+                f"{named} has the setting {field.name}={value!r}, which is not a number; declare it "
+                f"as static(default={value!r})."
+            )
     return cls

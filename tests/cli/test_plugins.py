@@ -145,6 +145,15 @@ def test_a_setting_with_the_name_of_a_flag_is_refused(capsys):
     assert "seed is the name of two flags" in capsys.readouterr().err
 
 
+def test_two_files_whose_runs_would_share_a_directory_are_refused(capsys):
+    Path("sub").mkdir()
+    for copy in ("sub/mine.py", "sub_mine.py"):
+        shutil.copy("fedavgm.py", copy)
+    assert main(["compare", "sub/mine.py:FedAvgM", "sub_mine.py:FedAvgM", *TINY, "--out", "both"]) == 2
+    assert "would have one directory, sub_mine.py-FedAvgM; rename one of the files." in capsys.readouterr().err
+    assert main(["compare", "./fedavgm.py:FedAvgM", "fedavgm.py:FedAvgM", *TINY, "--out", "both"]) == 2
+
+
 def test_the_list_of_methods_has_installed_ones_and_says_which_cannot_be_used(tmp_path, monkeypatch, capsys):
     info = tmp_path / "mine-1.0.dist-info"
     info.mkdir()

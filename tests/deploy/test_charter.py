@@ -25,6 +25,21 @@ def reloaded(charter, place):
     return charters.load(place)
 
 
+@pytest.mark.parametrize(
+    ("method", "digest"),
+    [
+        (priory.FedOpt("adam"), "3931e5a708e2fd1e"),
+        (priory.FedOpt("yogi"), "5fdac8579ef336b0"),
+        (priory.RandomGroups(predict_with="group"), "b98ea07f0e88f4b0"),
+        (priory.RandomGroups(predict_with="all"), "b544499ce2f7463b"),
+    ],
+    ids=["fedadam", "fedyogi", "preset", "ensemble"],
+)
+def test_a_charter_has_the_digest_that_it_had_under_the_old_name_of_its_method(method, digest):
+    """Servers and clients go on with their states only under the same digest."""
+    assert small_charter(method).digest == digest
+
+
 @pytest.mark.parametrize("name", sorted(set(methods.REGISTRY) - {"pooled"}))
 def test_every_method_has_the_same_digest_after_loading(name, tmp_path):
     charter = small_charter(methods.get(name)())

@@ -1,6 +1,9 @@
 """Certificates of a run: of its newcomers, of who is onboarded, and of a client that took part under another prior."""
 
+import copy
 import dataclasses
+import gc
+import weakref
 
 import jax
 import numpy as np
@@ -202,6 +205,17 @@ def test_a_client_that_took_part_has_one_under_the_prior_of_a_run_that_held_it_o
     expected = divergence(METHOD, run.task, down, everybody.client(newcomer).posterior)
     assert found.divergence == pytest.approx(float(expected), rel=1e-5)
     assert found.rows == run.federation.train.count[-1]
+
+
+def test_a_model_of_a_newcomer_does_not_keep_the_run(begin, arrays):
+    run = begin(priory.PFedBayes(), priory.data.from_arrays(**arrays, test=0.2, seed=0))
+    rows = run.federation.rows(0, "train")
+    model = copy.deepcopy(run.onboard(run.federation.x[rows], run.federation.y[rows]))
+    states = weakref.ref(run.evaluator.client_states)
+    del run
+    gc.collect()
+    assert states() is None
+    assert model.predict(arrays["x"][:2]).probabilities.shape == (2, 2)
 
 
 def test_a_prior_that_is_none_is_refused(run, everybody, arrays):

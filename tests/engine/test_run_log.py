@@ -42,6 +42,13 @@ def test_a_log_that_is_opened_again_goes_on_from_the_last_commit(opened):
     np.testing.assert_array_equal(again.checkpoint.read_server()["w"], [2.0, 2.0])
 
 
+def test_a_log_with_a_directory_keeps_no_line_in_memory(opened):
+    log = opened()
+    after_a_round(log, 1)
+    assert log.history._packed == []
+    assert [line["round"] for line in log.history] == [1]
+
+
 def test_lines_that_were_cut_are_noticed(opened, tmp_path):
     after_a_round(opened(), 1)
     (tmp_path / "metrics.jsonl").write_text("")

@@ -200,7 +200,7 @@ def test_two_schedules_of_one_number_are_refused(federation):
 
 
 def test_a_name_is_no_method(federation):
-    with pytest.raises(priory.UsageError, match="'fedavg' is no method"):
+    with pytest.raises(priory.UsageError, match="'fedavg' is not a method"):
         priory.simulate("fedavg", federation, rounds=1)
 
 

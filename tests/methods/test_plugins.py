@@ -122,8 +122,12 @@ def test_a_name_never_imports_code(written):
     [
         ("mine = planted:Nothing", "mine", r"'mine' of the package planted cannot be imported from planted:Nothing"),
         ("mine = nowhere:Mine", "mine", r"cannot be imported from nowhere:Mine \(ModuleNotFoundError"),
-        ("mine = planted", "mine", r"'mine' of the package planted is <module .* no class"),
-        ("fedavg = planted:Mine", "fedavg", r"'fedavg' is registered by Priory and planted; give .* planted:Mine"),
+        ("mine = planted", "mine", r"'mine' of the package planted is <module .*; name a class that derives"),
+        (
+            "fedavg = planted:Mine",
+            "fedavg",
+            r"by Priory and planted; give .* priory.methods.fedavg:FedAvg or planted:Mine, or",
+        ),
     ],
 )
 def test_an_entry_point_that_cannot_be_used_ends_in_one_sentence(package, points, name, says):
@@ -145,17 +149,35 @@ def test_two_packages_with_one_name_are_told_apart(package):
 @pytest.mark.parametrize(
     ("text", "name", "says"),
     [
-        ("def broken(:", "Mine", r"cannot be imported \(SyntaxError"),
+        ("x = 1\ndef broken(:", "Mine", r"has a syntax error in line 2 of .*mine.py: invalid syntax; correct it"),
+        ("import sys\nsys.exit('bye')", "Mine", r"cannot be imported \(SystemExit: bye\)"),
         ("import nothing_like_this", "Mine", r"cannot be imported \(ModuleNotFoundError.*installed packages only"),
-        (GOOD, "Yours", r"cannot be imported \(AttributeError"),
-        ("Mine = 3", "Mine", "is 3, which is no class that derives from priory.fed.method.Method"),
-        ("class Mine: pass", "Mine", "is no class that derives"),
+        (GOOD, "Yours", r"mine.py:Yours' is not in .*mine.py; choose from Mine"),
+        ("x = 1", "Yours", r"is not in .*mine.py; it has no methods"),
+        ("Mine = 3", "Mine", "is 3; name a class that derives from priory.fed.method.Method"),
+        ("class Mine: pass", "Mine", "name a class that derives"),
         (GOOD.replace("@struct", ""), "Mine", "decorate the class with @struct"),
         (GOOD.replace(" = 0.5", ""), "Mine", "give every setting a default"),
         (GOOD.replace("client_update", "client_updat"), "Mine", "client_update.*write all abstract verbs"),
-        (GOOD.replace("strength", "name"), "Mine", "has an attribute called name"),
+        (GOOD.replace("strength", "name"), "Mine", "has a setting called name"),
+        (GOOD.replace("strength", "broadcast"), "Mine", "called broadcast, which is the name of a verb; rename it"),
+        (GOOD.replace("float = 0.5", "str = 'a'"), "Mine", r"strength='a', .* declare it as static\(default='a'\)"),
     ],
-    ids=["syntax", "import", "class", "number", "protocol", "struct", "default", "verb", "name"],
+    ids=[
+        "syntax",
+        "exit",
+        "import",
+        "class",
+        "empty",
+        "number",
+        "protocol",
+        "struct",
+        "default",
+        "verb",
+        "name",
+        "setting",
+        "text",
+    ],
 )
 def test_a_file_that_cannot_be_used_ends_in_one_sentence(written, text, name, says):
     with pytest.raises(UsageError, match=says) as caught:
@@ -174,9 +196,10 @@ def test_a_file_that_failed_is_tried_again(written):
     ("name", "says"),
     [
         ("./mine.py", r"name its class too, as in ./mine.py:MyMethod"),
-        ("nowhere/mine.py:Mine", "cannot be imported .FileNotFoundError"),
+        ("nowhere/mine.py:Mine", "names a file that does not exist, .*/nowhere/mine.py; check the path"),
         ("nowhere.module:Mine", "cannot be imported .ModuleNotFoundError"),
-        ("fedprox:mu=0.1", "is not registered"),
+        ("fedprox:mu=0.1", "is not registered; write path/file.py:Class or package.module:Class"),
+        ("./mine.txt:Mine", "is not registered; write path/file.py:Class"),
     ],
 )
 def test_a_name_that_leads_nowhere_ends_in_one_sentence(name, says):
