@@ -150,7 +150,7 @@ class Server:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What ends a run before its end is told to the operator, and then raised."""
+        """Report an error that ends the run to the operator, and raise it again."""
         try:
             yield
         except BaseException as error:
@@ -367,7 +367,7 @@ class Server:
         return str(self._checkpoint.extra.get("run") or f"{self.charter.name}-{secrets.token_hex(4)}")
 
     def _restore(self) -> None:
-        """Go on from the last commit, or make the first: the name of the run is safe before anybody hears it."""
+        """Go on from the last commit, or make the first: the name of the run is safe before any client receives it."""
         log, checkpoint = self.log, self._checkpoint
         if checkpoint.round < 0:
             if not (self._how.out / "manifest.toml").exists():

@@ -58,18 +58,18 @@ class Evaluator:
 
     @property
     def settled(self) -> Method:
-        """The method as the schedules have it in the last round so far: how a client that comes now would update."""
+        """Return the method as the schedules have it in the last round so far, by which a newcomer updates."""
         ready, last = self.ready, max(self.completed - 1, 0)
         return schedule.resolve(ready.method, ready.plan.schedules, last, ready.plan.rounds)
 
     def context(self, task: Task) -> EvaluationContext:
-        """What an evaluation of clients with the network of a task shares, on all devices."""
+        """Return what evaluations of clients with the network of a task share, on all devices."""
         ready = self.ready
         down, t = devices.everywhere((ready.method.broadcast(self.server), np.int32(self.completed)), ready.plan.mesh)
         return EvaluationContext(ready.method, self.settled, task, down, ready.root, t)
 
     def scores(self, num: int | None = None) -> tuple[AnyScores, AnyScores]:
-        """Personal and global scores of all clients, or of a fixed random choice of `num`."""
+        """Return personal and global scores of all clients, or of a fixed random choice of `num`."""
         ids = self.chosen(num)
         if not self._has_test_examples(ids):
             return None, None
@@ -77,7 +77,7 @@ class Evaluator:
         return summarised(total.personal), summarised(total.population)
 
     def newcomer_scores(self) -> dict[str, AnyScores]:
-        """Scores of the clients that were held out, one for each way in, by the name of `NEWCOMERS`."""
+        """Return scores of the clients that were held out, one for each way in, by the name of `NEWCOMERS`."""
         ids = self._newcomers()
         if not self._has_test_examples(ids):
             return dict.fromkeys(NEWCOMERS)
@@ -86,7 +86,7 @@ class Evaluator:
         return {part: summarised(tallies) for part, tallies in zip(NEWCOMERS, ways, strict=True)}
 
     def tallies(self, ids: np.ndarray, onboard_visits: int | None = None) -> ClientTallies:
-        """The sums that scores are made from; arguments as for `tally_clients`."""
+        """Return the sums that scores are made from; arguments as for `tally_clients`."""
         ready = self.ready
         with ready.clock.booking("evaluate"):
             ask = self._in_context(tally_clients, ready.train, ready.test, onboard_visits=onboard_visits)
@@ -94,14 +94,14 @@ class Evaluator:
         return total
 
     def evidence(self) -> tuple[np.ndarray, float]:
-        """The evidence of each client that takes part, and of the server."""
+        """Return the evidence of each client that takes part, and of the server."""
         ready = self.ready
         per_client = self.map_clients(self._participants(), self._in_context(evidence_of_clients, ready.train))
         server = evidence_of_server(self.settled, ready.task, self.context(ready.task).down)
         return per_client, float(devices.to_host(server, ready.plan.mesh))
 
     def effects(self, level: float, keep: bool, advice: dict[str, str]) -> Effects:
-        """The random effects of each client that takes part, with the advice that belongs to them.
+        """Return the random effects of each client that takes part, with the advice that belongs to them.
 
         Args:
             keep: Whether to keep the draws.
@@ -114,20 +114,20 @@ class Evaluator:
         return gather(found, server, ready.federation.clients[: len(ids)], examples, level, advice)
 
     def counts(self, ids: np.ndarray, draws: int) -> Counts:
-        """What certificates of newcomers are computed from, stacked."""
+        """Return the counts from which certificates of newcomers are computed, stacked."""
         ready = self.ready
         how = {"visits": ready.settings.onboard_visits, "num": draws}
         found: Counts = self.map_clients(ids, self._in_context(counts_of_clients, ready.train, **how))
         return found
 
     def draws(self, num: int) -> Params:
-        """So many networks of each participant's posterior, leaves (clients, num, ...)."""
+        """Draw `num` networks from the posterior of each participant, leaves (clients, num, ...)."""
         ask = self._in_context(draws_of_clients, self.ready.train, num=num)
         drawn: Params = self.map_clients(self._participants(), ask)
         return drawn
 
     def answers(self, foreign: ForeignInputs | None) -> dict[str, Answers]:
-        """What the models predict for every held-out example, by part as in the summary.
+        """Return what the models predict for every held-out example, by part as in the summary.
 
         Args:
             foreign: Inputs that the personal models of participants predict besides.
@@ -151,7 +151,7 @@ class Evaluator:
         return collect(ready.federation, ids, self.map_clients, ask)
 
     def _in_context(self, function: Callable[..., Any], *shared: Any, **how: Any) -> Callable[..., Any]:
-        """A function for `map_clients` that calls `function(context, *shared, slots)`."""
+        """Return a function for `map_clients` that calls `function(context, *shared, slots)`."""
         layout, context = Layout(self.ready.plan.mesh, self.ready.plan.chunk), self.context(self.ready.task)
 
         def ask(task: Task, slots: ClientSlot, **more: Any) -> Any:
@@ -160,7 +160,7 @@ class Evaluator:
         return ask
 
     def map_clients(self, ids: np.ndarray, function: Callable[[Task, ClientSlot], Any]) -> Any:
-        """What `function(task, slots)` gives for each client, on the host; so many clients at once as fit."""
+        """Return `function(task, slots)` of each client, on the host; so many clients at once as fit into memory."""
         ready, found, order = self.ready, [], []
         mesh, num = ready.plan.mesh, ready.task.num_clients
         for group, task in enumerate(ready.tasks):
@@ -182,12 +182,12 @@ class Evaluator:
         return jax.tree.map(joined, *found)
 
     def pieces(self, ids: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The clients in pieces whose records fit into memory, each as it is and filled up to one length for all."""
+        """Split clients into pieces whose records fit into memory, each as it is and filled up to a common length."""
         step = at_once(self.ready.record, self.ready.plan, len(ids))
         return [(ids[i : i + step], np.resize(ids[i : i + step], step)) for i in range(0, len(ids), max(1, step))]
 
     def slot(self, client: int) -> ClientSlot:
-        """The slot of a client; of one that took no part, that of a client with the same network that has no state."""
+        """Return the slot of a client; a client that took no part has the network of its number and no state."""
         ready, is_known = self.ready, client < self.ready.task.num_clients
         rows = np.full(ready.plan.hands, client if is_known else client % len(ready.tasks))
         record = devices.to_host(self.client_states.take(rows, self.completed), ready.plan.mesh)
@@ -195,11 +195,11 @@ class Evaluator:
         return ClientSlot(jnp.int32(client), jnp.asarray(record.joined[0] & is_known), state)
 
     def _states(self, stacked: Any, task: Task) -> Any:
-        """The states of clients that have the network of a task."""
+        """Return the states of clients that have the network of a task."""
         return stacked if len(self.ready.tasks) == 1 else _unpacked(self.ready.method, task, stacked)
 
     def chosen(self, num: int | None) -> np.ndarray:
-        """The clients that an evaluation of `num` is about; all by default."""
+        """Return the clients of an evaluation of `num`; all by default."""
         ids = self._participants()
         if num is None or num >= len(ids):
             return ids
@@ -212,12 +212,12 @@ class Evaluator:
         return np.arange(self.ready.federation.num_clients, len(self.ready.federation.clients))
 
     def _has_test_examples(self, ids: np.ndarray) -> bool:
-        """Whether there is anything to score; compiling an evaluation of nothing takes seconds."""
+        """Return whether there is anything to score; compiling an evaluation of nothing takes seconds."""
         return bool(np.asarray(self.ready.federation.test.count)[ids].any())
 
 
 def summarised(tallies: Tally | RegressionTally | None) -> AnyScores:
-    """The scores of tallies, if there are any."""
+    """Return the scores of tallies, if there are any."""
     return None if tallies is None else metrics.summarise(tallies)
 
 

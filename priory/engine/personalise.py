@@ -23,7 +23,7 @@ from priory.uncertainty import validation_of
 
 
 def participant(evaluator: Evaluator, index: int) -> PersonalModel:
-    """The model of a client that took part, its prediction sets calibrated on the validation rows of the client."""
+    """Return the model of a participant, its prediction sets calibrated on its validation rows."""
     ready = evaluator.ready
     model = _personalised(evaluator, _shard(ready.train, index), index, TOOK_PART)
     if ready.settings.exclude_uncertain:  # these rows have chosen whose updates count
@@ -32,7 +32,7 @@ def participant(evaluator: Evaluator, index: int) -> PersonalModel:
 
 
 def newcomer(evaluator: Evaluator, data: Shard, group: np.ndarray | None) -> PersonalModel:
-    """The model of a client that comes later with labelled rows; it learns as a participant would."""
+    """Return the model of a client that comes later with labelled rows; it learns as a participant would."""
     place = len(evaluator.ready.federation.clients)
     return _personalised(
         evaluator, data, place, basis_of(evaluator, data, place, group), evaluator.ready.settings.onboard_visits
@@ -40,7 +40,7 @@ def newcomer(evaluator: Evaluator, data: Shard, group: np.ndarray | None) -> Per
 
 
 def without_labels(evaluator: Evaluator, data: Shard) -> PersonalModel:
-    """The model of a client that comes later with inputs alone; that of the population if no method can use these."""
+    """Return the model of a client that comes later with inputs alone; that of the population if these are no use."""
     ready = evaluator.ready
     if not isinstance(ready.method, Unlabelled):
         return without_rows(evaluator, "labels", "y as well")
@@ -50,7 +50,7 @@ def without_labels(evaluator: Evaluator, data: Shard) -> PersonalModel:
 
 
 def without_rows(evaluator: Evaluator, lacking: str, remedy: str) -> PersonalModel:
-    """The model of the population, for a client that has nothing that the method can learn from."""
+    """Return the model of the population, for a client that has nothing that the method can learn from."""
     ready = evaluator.ready
     if not isinstance(ready.method, SharedModel):
         name = methods.name_of(ready.method)
@@ -77,7 +77,7 @@ def _model(
     basis: Basis | str,
     place: int | None = None,
 ) -> PersonalModel:
-    """The model of the client at a place, which is past the end for one that comes later."""
+    """Return the model of the client at a place, which is past the end for one that comes later."""
     ready = evaluator.ready
     names, method = ready.federation.clients, methods.name_of(ready.method)
     client = names[place] if place is not None and place < len(names) else None
@@ -86,12 +86,12 @@ def _model(
 
 
 def _keys_of_newcomer(evaluator: Evaluator) -> tuple[Key, Key]:
-    """A key for the posterior and one for predictions; a client that comes later takes the next free number."""
+    """Return a key for the posterior and one for predictions; a newcomer takes the next free number."""
     return _two_keys(evaluator.ready.root, evaluator.completed, len(evaluator.ready.federation.clients))
 
 
 def _shard(shards: Shards, client: int) -> Shard:
-    """The shard of one client, outside of any program."""
+    """Return the shard of one client, outside of any program."""
     start, lengths = _run_of(shards.start, shards.count, client)
     return Shard(shards.pool, start, lengths, shards.capacity)
 

@@ -351,7 +351,7 @@ def result(
     manifest: dict[str, Any],
     commit: dict[str, Any],
 ) -> Run:
-    """The run as far as it is.
+    """Return the run after the rounds so far.
 
     Args:
         scores: Personal and global ones, and those of newcomers by the name of `NEWCOMERS`.
@@ -389,4 +389,4 @@ def _kept_uncertainty(path: Path) -> Uncertainty | None:
     try:
         return None if table is None else Uncertainty.from_json(table)
     except (KeyError, TypeError, ValueError, AttributeError):
-        return None  # of another version: it is computed anew
+        return None  # of another version: it is computed again

@@ -60,7 +60,7 @@ class Runner:
 
     @classmethod
     def reopen(cls, recipe: Recipe, path: Path | str, model: Any = None, channel: Channel | None = None) -> "Runner":
-        """The run in a directory as of its last commit."""
+        """Open the run in a directory as of its last commit."""
         # The noise so far, not what this version of an accountant would solve for.
         noise = RunDirectory(path).committed().get("noise")
         ready = prepare(recipe.method, recipe.federation, recipe.settings, model, channel, noise)
@@ -84,11 +84,11 @@ class Runner:
 
     @property
     def evaluator(self) -> Evaluator:
-        """The run as far as it is."""
+        """The run after the rounds so far."""
         return Evaluator(self.ready, self.client_states, self.server, self.log.completed)
 
     def run(self, listener: Listener | None, stop: Callable[[], bool], tracker: Tracker | None = None) -> Run:
-        """The run after its rounds, or as far as it was when stopped; no other process may write it meanwhile."""
+        """Run the rounds until the end or a stop, and return the run; no other process may write it meanwhile."""
         checkpoint = self.log.checkpoint
         with checkpoint.held() if checkpoint and jax.process_index() == 0 else nullcontext():
             self._take_over()
@@ -103,14 +103,14 @@ class Runner:
                 return run
 
     def _followed(self, tracker: Tracker, listener: Listener | None = None) -> AbstractContextManager[Listener]:
-        """The listener and the tracker as one."""
+        """Combine the listener and the tracker."""
         ready, directory = self.ready, self.log.directory
         spec = self.manifest["method"]["name"], Path(ready.federation.name).stem, f"s{ready.settings.seed}"
         title = directory.path.resolve().name if directory else "-".join(spec)
         return tracker.following(title, self.manifest, self.log.history, listener)
 
     def _run_rounds(self, listener: Listener | None, stop: Callable[[], bool]) -> None:
-        """Rounds, evaluations and commits until the end or until told to stop."""
+        """Run rounds, evaluations and commits until the end or a stop."""
         ready, log, block, committed = self.ready, self.log, 1, time.perf_counter()
         advice = ready.settings.advice(ready.method, ready.channel)
         if ready.ledger is not None:
@@ -150,7 +150,7 @@ class Runner:
         log.take_over()
 
     def _finished(self, listener: Listener | None) -> Run:
-        """The run with its last evaluation, of all clients and of newcomers, and its summary on disk."""
+        """Evaluate all clients and newcomers, write the summary, and return the run."""
         ready, log, evaluator = self.ready, self.log, self.evaluator
         personal, population = evaluator.scores()
         newcomers = evaluator.newcomer_scores()
@@ -203,14 +203,14 @@ class Runner:
             self.adviser.given[divergence.DIVERGED] = sentence
 
     def _line(self, personal: AnyScores, population: AnyScores, num: int | None) -> dict[str, Any]:
-        """The line of the metrics for an evaluation of all clients, or of `num`."""
+        """Return the line of the metrics for an evaluation of all clients, or of `num`."""
         uncertainty = {"uncertainty": self._uncertainty(personal, num)}
         return self.log.line(
             _as_json({"personal": personal, "global": population}) | uncertainty, self.ready.clock.seconds
         )
 
     def _uncertainty(self, personal: AnyScores, num: int | None) -> dict[str, float | None] | None:
-        """How uncertain each evaluated client is of its test examples, by name; None where they are too many."""
+        """Return how uncertain each evaluated client is of its test examples, by name; None where they are too many."""
         ids = self.evaluator.chosen(num)
         if personal is None or len(ids) > NAMED:
             return None
@@ -224,7 +224,7 @@ class Runner:
             listener.evaluated(line)
 
     def _commit(self) -> float:
-        """The time at which everything so far became safe."""
+        """Commit everything so far, and return the time."""
         log, checkpoint = self.log, self.log.checkpoint
         if checkpoint is not None or jax.process_count() > 1:
             before = checkpoint.round if checkpoint else 0
@@ -235,13 +235,13 @@ class Runner:
         return time.perf_counter()
 
     def _extra(self) -> dict[str, Any]:
-        """What a commit holds besides states and counters."""
+        """Return the contents of a commit besides states and counters."""
         noise = {"noise": self.ready.ledger.noise} if self.ready.ledger else {}
         advice, progress = self.adviser.given, dataclasses.asdict(self.progress)
         return {"origin": self._origin(), "advice": advice, "progress": progress, **noise}
 
     def _origin(self) -> dict[str, Any]:
-        """What tells the checkpoints of two runs apart whose states have one shape."""
+        """Return what distinguishes the checkpoints of two runs whose states have one shape."""
         return {
             "method": self.manifest["method"]["name"],
             "seed": self.ready.settings.seed,
@@ -268,7 +268,7 @@ class Runner:
         self.client_states.restore(log.completed)
 
     def loaded(self, tracker: Tracker | None = None) -> Run:
-        """The run as its directory has it, nothing computed."""
+        """Return the run as its directory has it, nothing computed."""
         directory, history = self.log.directory, self.log.history
         assert directory is not None
         summary, per_client = directory.summary() or {}, directory.per_client()
@@ -307,10 +307,10 @@ def _present(origin: JsonDict) -> JsonDict:
 
 
 def next_block(pace: float) -> int:
-    """How many rounds to run before the next look at the clock, when a round takes so many seconds."""
+    """Return how many rounds to run before the next look at the clock, when a round takes `pace` seconds."""
     return int(np.clip(LOOK_SECONDS / max(pace, 1e-6), 1, BLOCK))
 
 
 def _as_json(scores: dict[str, AnyScores]) -> dict[str, Any]:
-    """Scores by part, as a line of the metrics has them."""
+    """Return scores by part, as a line of the metrics has them."""
     return {part: found.to_json() if found else None for part, found in scores.items()}

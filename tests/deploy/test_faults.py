@@ -120,7 +120,7 @@ def check_server(made, server, link, mode, tmp_path):
         made.link = Loopback({node: made.client(client.number) for node, client in made.clients.items()})
         undisturbed = made.server()
         undisturbed.go()
-        assert undisturbed.reasons == {}
+        assert undisturbed.log.reasons == {}
         assert same_bits(server.server, undisturbed.server)
 
 
