@@ -57,7 +57,7 @@ def describe(method: Method, federation: Federation, chosen: Settings, has_model
     }
 
 
-def check_method(method: Any) -> None:
+def check_method(method: object) -> None:
     """Raise on an object that is not a method."""
     if isinstance(method, type):
         raise UsageError(f"{method.__name__} is a class; give a method with its hyper-parameters, {method.__name__}().")

@@ -99,21 +99,21 @@ class CoupledFit:
     moves_prior: bool = static(default=True)
 
 
-def check(method: Any) -> None:
+def check(settings: Any) -> None:
     """Raise on a bad setting of those that the methods of this family share."""
-    choices(method)
-    at_least("zeta", method.zeta, 0)
-    finite("rho", method.rho)
-    at_least("beta", method.beta, 0)
-    at_least("samples-per-step", method.samples_per_step, 1)
-    positive("prior-rate", method.prior_rate)
-    method.optimiser.check()
-    if method.optimiser.weight_decay:
+    choices(settings)
+    at_least("zeta", settings.zeta, 0)
+    finite("rho", settings.rho)
+    at_least("beta", settings.beta, 0)
+    at_least("samples-per-step", settings.samples_per_step, 1)
+    positive("prior-rate", settings.prior_rate)
+    settings.optimiser.check()
+    if settings.optimiser.weight_decay:
         raise UsageError(
-            f"weight-decay={method.optimiser.weight_decay} would shrink ρ too, and the prior already regularises; "
+            f"weight-decay={settings.optimiser.weight_decay} would shrink ρ too, and the prior already regularises; "
             "leave it at 0."
         )
-    method.work.check()
+    settings.work.check()
 
 
 def likelihood(
