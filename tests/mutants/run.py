@@ -107,7 +107,10 @@ def applied(mutant: dict[str, Any], path: Path) -> bool:
 
 
 def tests_of(file: str) -> list[str]:
-    """Return the test files of a module: those named after it, or else those of its folder that name it."""
+    """Return the test files of a module: those named after it, or else those of its folder that name it.
+
+    Mathematics that methods share is tested by their tests too.
+    """
     module = Path(file).relative_to("priory")
     folder, stem = ROOT / "tests" / module.parent, module.stem
     found = sorted(folder.glob(f"test_{stem}.py")) + sorted(folder.glob(f"test_{stem}_*.py"))
@@ -119,7 +122,12 @@ def tests_of(file: str) -> list[str]:
             words = [methods.get(method_name(stem)).__name__, method_name(stem)]
         pattern = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in words))
         found = [path for path in sorted(folder.glob("test_*.py")) if pattern.search(path.read_text())]
-    return [str(path.relative_to(ROOT)) for path in found if str(path.relative_to(ROOT)) != LAWS]
+    names = [str(path.relative_to(ROOT)) for path in found if str(path.relative_to(ROOT)) != LAWS]
+    if module.parent == Path("methods/_blocks"):
+        files = [path for path in sorted((ROOT / "priory/methods").glob("*.py")) if not path.name.startswith("_")]
+        users = [path for path in files if re.search(rf"\b{module.stem}\b", path.read_text())]
+        names += [name for path in users for name in tests_of(str(path.relative_to(ROOT)))]
+    return names
 
 
 def laws_of(file: str) -> list[str]:
