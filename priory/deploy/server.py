@@ -36,9 +36,10 @@ from priory.deploy.scores import Scored, scored
 from priory.engine.clock import Clock
 from priory.engine.cohort import Participation, Slots
 from priory.engine.manifest import version_of
+from priory.engine.prepared import first_server_of
 from priory.engine.run_log import RunLog, rounded
 from priory.fed import robust, schedule
-from priory.fed.method import Message, Method, Task
+from priory.fed.method import Message, Method
 from priory.fed.server_step import server_step
 from priory.store import Checkpoint, RunDirectory
 
@@ -105,7 +106,7 @@ class Server:
         private_directory(how.out, ours=self._directory.checkpoint.exists())
         self.journal = Journal(how.out)
         self._root = charters.first_key(charter.settings.seed)
-        first = _first_server(charter.method, charter.tasks[0], rng.key(self._root, Stream.INIT))
+        first = first_server_of(charter.method, charter.tasks[0], rng.key(self._root, Stream.INIT))
         self._checkpoint = Checkpoint(self._directory.checkpoint, first, (), 0)
         self.server: Any = first
         self.log = RunLog(self._directory, self._checkpoint, charter.ledger)
@@ -186,7 +187,7 @@ class Server:
         self.journal.stand("waiting", round=self.log.completed)
 
     def _scheduled(self, t: int) -> Method:
-        """The method as the schedules have it in round t."""
+        """Return the method as the schedules have it in round t."""
         chosen = self.charter.settings
         return schedule.resolve(self.charter.method, chosen.schedules(self.charter.method), t, chosen.rounds)
 
@@ -359,7 +360,7 @@ class Server:
         self.log.commit(jax.tree.map(np.asarray, self.server), self._origin())
 
     def _origin(self) -> dict[str, Any]:
-        """What tells this run from others."""
+        """Return what distinguishes this run from others."""
         return {"run": self.run, "charter": self.charter.digest, "seed": self.charter.settings.seed}
 
     def _named(self) -> str:
@@ -403,11 +404,6 @@ def _order(root: Key, t: Array, *, num: int) -> Array:
 
 
 _server_step = jax.jit(server_step, static_argnames="rule")
-
-
-@jax.jit
-def _first_server(method: Method, task: Task, key: Key) -> Any:
-    return method.init_server(task, key)
 
 
 @jax.jit

@@ -101,7 +101,7 @@ class Prepared:
     def first_server(self) -> Any:
         """What the server keeps before the first round, on all devices."""
         with self.clock.booking("train"):
-            first = _first_server(self.method, self.task, rng.key(self.root, Stream.INIT))
+            first = first_server_of(self.method, self.task, rng.key(self.root, Stream.INIT))
             return devices.everywhere(first, self.plan.mesh)
 
     def client_states(self, store: RecordStore | None = None) -> Resident | Stored:
@@ -127,7 +127,7 @@ class Prepared:
 
     def _rehearse(self) -> None:
         """Trace rounds and evaluations."""
-        server = jax.eval_shape(_first_server, self.method, self.task, self.root)
+        server = jax.eval_shape(first_server_of, self.method, self.task, self.root)
         if self.last_round > 0:
             with self.clock.booking("train"):
                 self.home.rehearse(self.inputs, server, self.record, self.plan)
@@ -205,7 +205,7 @@ def prepare(
     uplink = chosen.channel_of(method, given) if ledger is None else ledger.channel()
     with clock.booking("train"):
         home, record = home_for(method, tasks, uplink, train, plan, chosen.resident_bytes)
-        server = jax.eval_shape(_first_server, method, tasks[0], root)
+        server = jax.eval_shape(first_server_of, method, tasks[0], root)
         num_records = plan.rows(federation.num_clients) if home is Resident else plan.places
         demand.check_state(server, record, num_records, method, chosen)
     validation = held if chosen.exclude_uncertain else None  # a round without it has nothing to judge by
@@ -221,6 +221,6 @@ def at_once(record: Any, plan: Plan, num: int) -> int:
 
 
 @jax.jit
-def _first_server(method: Method, task: Task, key: Key) -> Any:
-    """What the server keeps before the first round."""
+def first_server_of(method: Method, task: Task, key: Key) -> Any:
+    """Return what the server keeps before the first round."""
     return method.init_server(task, key)

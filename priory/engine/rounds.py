@@ -246,7 +246,7 @@ def _round(
     # Who is left out is known when all have run, so until then the messages of a linear method are kept apart too.
     streaming = stream and inputs.validation is None
     mine = _own_share(slots, plan)
-    work = partial(_visits, plan, inputs, context, pooled, streaming)
+    work = _worker(plan, inputs, context, pooled, streaming)
     here, messages, info, status, doubt = _by_group(work, method, inputs.tasks, plan, here, mine, streaming)
     status, left_out = _gathered(status), {}
     if doubt is not None:
@@ -269,32 +269,27 @@ def _round(
     return server, here, Trace(slots.ids, status, {**info, **server_info, **left_out}, discarded, scores)
 
 
-def _visits(
-    plan: Plan,
-    inputs: RoundInputs,
-    context: RoundContext,
-    pooled: Shard | None,
-    streaming: bool,
-    group: tuple[Task, int],
-    places: tuple[Record, Slots],
-) -> Visited:
-    """What comes of the visits in the places of this device that belong to one group, which has a task and a chunk."""
-    task, chunk = group
-    context = replace(context, task=task)
-    judge = None
-    if inputs.validation is not None:  # personalisation knows no schedule
-        own = replace(context, method=inputs.method)
-        judge = partial(own_uncertainty, own, inputs.train, inputs.validation)
+def _worker(
+    plan: Plan, inputs: RoundInputs, context: RoundContext, pooled: Shard | None, streaming: bool
+) -> Callable[[Task, int, Record, Slots], Visited]:
+    """Return the function that visits the places of this device that belong to a group with a task and a chunk."""
 
-    def place(record: Record, slot: Slots) -> Visited:
-        data = inputs.train.of(slot.ids) if pooled is None else pooled
-        return visit(context, data, record, slot.ids, slot.uploads, batched=plan.chunk > 1, judge=judge)
+    def work(task: Task, chunk: int, here: Record, mine: Slots) -> Visited:
+        own, judge = replace(context, task=task), None
+        if inputs.validation is not None:  # personalisation knows no schedule
+            judge = partial(own_uncertainty, replace(own, method=inputs.method), inputs.train, inputs.validation)
 
-    return _work_through(place, *places, chunk, streaming)
+        def place(record: Record, slot: Slots) -> Visited:
+            data = inputs.train.of(slot.ids) if pooled is None else pooled
+            return visit(own, data, record, slot.ids, slot.uploads, batched=plan.chunk > 1, judge=judge)
+
+        return _work_through(place, here, mine, chunk, streaming)
+
+    return work
 
 
 def _by_group(
-    work: Callable[[tuple[Task, int], tuple[Record, Slots]], Visited],
+    work: Callable[[Task, int, Record, Slots], Visited],
     method: Method,
     tasks: Tasks,
     plan: Plan,
@@ -304,13 +299,13 @@ def _by_group(
 ) -> Visited:
     """What `work` makes of this device's places, group after group; their states are unpacked on the way."""
     if len(tasks) == 1:
-        return work((tasks[0], plan.chunk), (here, mine))
+        return work(tasks[0], plan.chunk, here, mine)
     size, first, parts = _record_words(method, tasks), 0, []
     for task, (share, chunk) in zip(tasks, plan.shares, strict=True):
         records, slots = jax.tree.map(lambda leaf, a=first, n=share: leaf[a : a + n], (here, mine))
         like = architectures.client_shape(method, task)
         records = replace(records, client=jax.vmap(partial(architectures.unpack, like=like))(records.client))
-        records, *rest = work((task, chunk), (records, slots))
+        records, *rest = work(task, chunk, records, slots)
         packed = jax.vmap(partial(architectures.pack, size=size))(records.client)
         parts.append((replace(records, client=packed), *rest))
         first += share

@@ -34,7 +34,7 @@ class RunLog:
         self.history = History() if directory is None else History(directory=directory, length=0)
 
     def line(self, about: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
-        """A line of the metrics: scores and whatever else belongs to this round, then the figures and the counters."""
+        """Return a line of the metrics: scores and what else belongs to the round, then figures and counters."""
         spent = {} if self.ledger is None else {"epsilon": metrics.finite_or_none(self.ledger.spent(self.completed))}
         return {
             "round": self.completed,
@@ -59,7 +59,7 @@ class RunLog:
             self.checkpoint.commit(server, self.completed, self.metrics_bytes, contents, digest)
 
     def copied_to(self, directory: RunDirectory, checkpoint: Checkpoint) -> "RunLog":
-        """The same log in a directory of its own, with all its lines."""
+        """Return the same log in a directory of its own, with all its lines."""
         copy = RunLog(directory, checkpoint, self.ledger)
         copy.completed, copy.info, copy.rejected, copy.reasons = self.completed, self.info, self.rejected, self.reasons
         for line in self.history:
@@ -92,10 +92,10 @@ class RunLog:
         return {**self.counters(), **privacy}
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """The updates that did not count, by client and by reason."""
+        """Return the updates that did not count, by client and by reason."""
         return {"rejected": dict(self.rejected), "reasons": dict(self.reasons)}
 
 
 def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by kind of work, to the millisecond."""
+    """Round seconds by kind of work to the millisecond."""
     return {name: round(value, 3) for name, value in seconds.items()}

@@ -64,13 +64,11 @@ class Runner:
         # The noise so far, not what this version of an accountant would solve for.
         noise = RunDirectory(path).committed().get("noise")
         ready = prepare(recipe.method, recipe.federation, recipe.settings, model, channel, noise)
-        runner = cls.begin(ready, path, resume=True)
-        runner._restore()
-        return runner
+        return cls.begin(ready, path, resume=True)
 
     @classmethod
     def begin(cls, ready: Prepared, out: Path | str | None, resume: bool = False) -> "Runner":
-        """Place the first server and the clients' records, and open the run directory."""
+        """Place the first server and the clients' records, or those of the last commit, and open the run directory."""
         server, directory, checkpoint = ready.first_server(), None, None
         table = manifest.write(ready.method, ready.federation, ready.settings, ready.model, ready.given, ready.plan)
         if out is not None and (resume or jax.process_index() == 0):
@@ -80,7 +78,10 @@ class Runner:
             checkpoint = Checkpoint(directory.checkpoint, server, ready.record, ready.federation.num_clients)
         states = ready.client_states(checkpoint.clients if checkpoint else None)
         log = RunLog(directory, checkpoint, ready.ledger)
-        return cls(ready, table, log, states, server, Adviser(ready.method, ready.task))
+        runner = cls(ready, table, log, states, server, Adviser(ready.method, ready.task))
+        if resume:
+            runner._restore()
+        return runner
 
     @property
     def evaluator(self) -> Evaluator:
