@@ -31,7 +31,7 @@ from priory.models.model import Params
 
 @struct
 class Server:
-    """What the server keeps.
+    """State of the server.
 
     Attributes:
         weights: w^t.
